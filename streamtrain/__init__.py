@@ -1,0 +1,1 @@
+"""Real-time learning for recommenders, ads and search."""

@@ -1,0 +1,11 @@
+// The extension module streamtrain._core. Each part of the core has one binding file, bind_<part>.cc.
+#include "bind.h"
+
+NB_MODULE(_core, m) {
+#if defined(__AVX2__) && defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+    throw nanobind::import_error("streamtrain was built for CPUs with AVX2; build it here with STREAMTRAIN_ARCH=native");
+#endif
+  m.doc() = "Native core of streamtrain: hash, decoder, plan, embedding table, row optimizers.";
+  streamtrain::bind_hash(m);
+}
