@@ -4,9 +4,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <initializer_list>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -33,6 +36,26 @@ template <typename T>
 auto to_numpy(std::vector<T>&& values) {
   const size_t size = values.size();
   return to_numpy(std::move(values), {size});
+}
+
+// A new uninitialised NumPy array on a cache line of its own, which TensorFlow takes without a copy.
+template <typename T>
+auto aligned_numpy(std::initializer_list<size_t> shape) {
+  constexpr size_t kLine = 64;
+  size_t bytes = sizeof(T);
+  for (size_t extent : shape) bytes *= extent;
+  void* data = std::aligned_alloc(kLine, (bytes + kLine) / kLine * kLine);
+  if (data == nullptr) throw std::bad_alloc();
+  nb::capsule owner(data, [](void* p) noexcept { std::free(p); });
+  return nb::ndarray<nb::numpy, T>(data, shape, owner);
+}
+
+// Texts lie one after another in `size` bytes, text i from offsets[i] to offsets[i + 1].
+template <typename Offset>
+void check_offsets(const Offset* offsets, size_t count, size_t size) {
+  if (count == 0) return;
+  if (offsets[0] < 0 || static_cast<size_t>(offsets[count - 1]) > size || !std::is_sorted(offsets, offsets + count))
+    throw nb::value_error("offsets must ascend and stay within the data");
 }
 
 void bind_hash(nb::module_& m);

@@ -1,6 +1,10 @@
-#include <cstring>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <span>
 
 #include "bind.h"
+#include "cross.h"
 #include "hash.h"
 
 namespace streamtrain {
@@ -18,31 +22,48 @@ auto hash_integers(In<Int, nb::ndim<1>> ids) {
 
 template <typename Offset>
 auto hash_strings(In<uint8_t, nb::ndim<1>> data, In<Offset, nb::ndim<1>> offsets) {
-  const size_t count = offsets.shape(0) ? offsets.shape(0) - 1 : 0;
+  check_offsets(offsets.data(), offsets.size(), data.size());
+  std::vector<uint64_t> keys(offsets.size() ? offsets.size() - 1 : 0);
   const auto* bytes = reinterpret_cast<const char*>(data.data());
-  const auto limit = static_cast<Offset>(data.shape(0));
-  std::vector<uint64_t> keys(count);
-  bool valid = true;
   {
     nb::gil_scoped_release release;
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < keys.size(); ++i) {
       const Offset begin = offsets.data()[i], end = offsets.data()[i + 1];
-      if (begin < 0 || end < begin || end > limit) { valid = false; break; }
       keys[i] = hash_bytes(bytes + begin, static_cast<size_t>(end - begin));
     }
   }
-  if (!valid) throw nb::value_error("offsets must ascend and stay within the data");
   return to_numpy(std::move(keys));
 }
 
-auto cross_keys(In<uint64_t, nb::ndim<2>> keys) {
-  std::vector<uint64_t> crossed(keys.shape(0));
+// Crosses ragged columns sample by sample: the keys, the offsets [samples + 1] and which samples have too many.
+nb::tuple cross_ragged(const std::vector<In<uint64_t, nb::ndim<1>>>& keys,
+                       const std::vector<In<int32_t, nb::ndim<1>>>& offsets, uint32_t max_length) {
+  if (keys.size() != offsets.size()) throw nb::value_error("give keys and offsets of each column");
+  if (keys.empty() || keys.size() > kMaxCrossed) throw nb::value_error("a cross is of 1 to 8 columns");
+  const size_t ends = offsets[0].size();
+  if (ends == 0) throw nb::value_error("offsets must be [samples + 1]");
+  for (size_t c = 0; c < keys.size(); ++c) {
+    const int32_t* of = offsets[c].data();
+    if (offsets[c].size() != ends || of[0] != 0 || of[ends - 1] != int64_t(keys[c].size()) ||
+        !std::is_sorted(of, of + ends))
+      throw nb::value_error("offsets must ascend from 0 to the number of keys, and all have the same length");
+  }
+  std::vector<uint64_t> out;
+  std::vector<int32_t> out_offsets(1, 0);
+  std::vector<uint8_t> too_large(ends - 1, 0);
   {
     nb::gil_scoped_release release;
-    for (size_t i = 0; i < crossed.size(); ++i)
-      crossed[i] = hash_cross(keys.data() + i * keys.shape(1), keys.shape(1));
+    std::vector<std::span<const uint64_t>> lists(keys.size());
+    for (size_t i = 0; i + 1 < ends; ++i) {
+      for (size_t c = 0; c < keys.size(); ++c) {
+        const int32_t* of = offsets[c].data();
+        lists[c] = {keys[c].data() + of[i], static_cast<size_t>(of[i + 1] - of[i])};
+      }
+      too_large[i] = !append_cross(lists, max_length, out);
+      out_offsets.push_back(static_cast<int32_t>(out.size()));
+    }
   }
-  return to_numpy(std::move(crossed));
+  return nb::make_tuple(to_numpy(std::move(out)), to_numpy(std::move(out_offsets)), to_numpy(std::move(too_large)));
 }
 
 auto shards_of(In<uint64_t, nb::ndim<1>> keys, uint32_t shards) {
@@ -60,7 +81,7 @@ void bind_hash(nb::module_& m) {
   m.def("hash_integers", &hash_integers<uint64_t>);
   m.def("hash_strings", &hash_strings<int32_t>);
   m.def("hash_strings", &hash_strings<int64_t>);
-  m.def("cross_keys", &cross_keys);
+  m.def("cross_ragged", &cross_ragged);
   m.def("shards_of", &shards_of);
 }
 

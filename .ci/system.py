@@ -1,0 +1,42 @@
+"""Checks what building needs of the system beside python3, make and g++, and installs it on Debian as root."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+MINIMUM = (3, 11)
+
+
+def missing() -> list[str]:
+    """Names the Debian packages whose contents this machine lacks."""
+    packages = []
+    if importlib.util.find_spec("ensurepip") is None:
+        packages.append("python3-venv")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        packages.append("python3-dev")
+    if shutil.which("g++") is None:
+        packages.append("g++")
+    return packages
+
+
+def main() -> None:
+    if sys.version_info < MINIMUM:
+        sys.exit(f"Python {'.'.join(map(str, MINIMUM))} or newer is needed, this is {sys.version.split()[0]}")
+    packages = missing()
+    if not packages:
+        return
+    command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+    apt = shutil.which("apt-get")
+    sudo = [] if os.geteuid() == 0 else ["sudo"]
+    if apt is None or (sudo and shutil.which("sudo") is None):
+        sys.exit(f"please install first: {' '.join(packages)} (on Debian: {' '.join(command)})")
+    subprocess.run([*sudo, "apt-get", "update", "-qq"], check=True)
+    subprocess.run([*sudo, *command], check=True)
+
+
+if __name__ == "__main__":
+    main()

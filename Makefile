@@ -1,0 +1,60 @@
+# The front door: `make help`.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(wildcard streamtrain/_native/*)
+SECONDS_OF_DEMO ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help system demo test test-native sanitize check fmt bench-core bench-step bench-quality clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+# What a fresh Debian lacks beside python3, make and g++. Elsewhere it only says what is missing.
+system:
+	@$(PYTHON) .ci/system.py
+
+# One virtual environment with everything; made again when the dependencies or the native core change.
+$(VENV)/ready: pyproject.toml $(NATIVE) | system
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing streamtrain and building its core into $(VENV) (about a minute the first time)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
+	@touch $@
+
+demo: $(VENV)/ready ## learn from a year of real flights, with live metrics
+	@$(BIN)/streamtrain demo $(if $(filter-out 0,$(SECONDS_OF_DEMO)),--for $(SECONDS_OF_DEMO))
+
+test: $(VENV)/ready sanitize ## all tests, and those of the native core once more under sanitizers
+	$(BIN)/pytest
+
+test-native: $(VENV)/ready ## the tests of the native core alone
+	$(BIN)/pytest tests/native
+
+sanitize: $(VENV)/ready ## the tests of the native core with AddressSanitizer and UndefinedBehaviorSanitizer
+	@.ci/sanitize $(BIN)
+
+check: $(VENV)/ready ## ruff and mypy strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fmt: $(VENV)/ready ## format the Python code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-core: $(VENV)/ready ## the native core beside NumPy and msgspec (a few minutes, 8 GB)
+	$(BIN)/python benchmarks/core_table.py
+	$(BIN)/python benchmarks/core_decode.py
+
+bench-step: $(VENV)/ready ## the whole training step beside plain TensorFlow (a few minutes, 12 GB)
+	$(BIN)/python benchmarks/step.py --workload w1
+	$(BIN)/python benchmarks/step.py --workload w2 --batch 64
+	$(BIN)/python benchmarks/step.py --workload w2 --batch 1024
+
+bench-quality: $(VENV)/ready ## how well the flights model learns; MovieLens needs its stream, see the script
+	$(BIN)/python benchmarks/quality.py flights
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
