@@ -7,5 +7,6 @@ NB_MODULE(_core, m) {
     throw nanobind::import_error("streamtrain was built for CPUs with AVX2; build it here with STREAMTRAIN_ARCH=native");
 #endif
   m.doc() = "Native core of streamtrain: hash, decoder, plan, embedding table, row optimizers.";
+  streamtrain::bind_decode(m);
   streamtrain::bind_hash(m);
 }

@@ -1,0 +1,292 @@
+// The decoder: from many JSON messages to columns, as the features of a schema say.
+//
+// A message that cannot be decoded is left out of the columns and reported; it never touches those of other messages.
+// What a sample may be, and every reason of refusal: docs/samples.md.
+//
+// Thread safety: none. A Decoder keeps scratch space between calls, so that a steady stream allocates only its results;
+// give each thread its own.
+// REQUIRES: the specs are valid (the constructor throws std::invalid_argument otherwise).
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "columns.h"
+#include "cross.h"
+#include "hash.h"
+#include "sample.h"
+
+namespace streamtrain {
+
+class Decoder {
+ public:
+  explicit Decoder(DecoderSpec spec);
+
+  size_t features() const { return features_.size(); }
+  size_t numerics() const { return spec_.numerics.size(); }
+  size_t labels(bool with_labels) const { return with_labels ? spec_.labels.size() : 0; }
+  std::string_view name(int32_t name) const { return name < 0 ? std::string_view{} : names_[static_cast<size_t>(name)]; }
+
+  // Decodes messages. Without labels neither labels nor weights are read, and the time may be missing.
+  Columns decode(const std::string_view* messages, size_t count, bool with_labels);
+
+ private:
+  struct Feature {
+    int field;                             // of a categorical
+    uint32_t max_length;                   // 0: no limit
+    bool has_default;
+    uint64_t default_key;
+    std::vector<uint64_t> keys;            // of the batch
+  };
+
+  bool sample(std::string_view message, size_t row, bool with_labels, Columns& out);
+  bool labels_of(float* to);
+  bool time_of(bool required, double& to);
+  bool weight_of(float& to);
+  bool categorical_of(Feature& feature);
+  bool cross_of(size_t cross, size_t row);
+  bool number_of(size_t numeric, float& to);
+  float transform(const NumericSpec& spec, double value) const;
+  void collect(size_t count, Columns& out);
+
+  bool refuse(Reason reason, int32_t name, int64_t position = -1) {
+    refusal_ = {0, reason, name, position};
+    return false;
+  }
+
+  // Where the keys of `feature` in sample `row` begin.
+  int32_t& offset(size_t feature, size_t row) { return offsets_[feature * stride_ + row]; }
+
+  DecoderSpec spec_;
+  SampleReader reader_;
+  std::vector<Feature> features_;
+  std::vector<int> label_fields_, numeric_fields_;
+  int time_field_ = SampleReader::kUnknown, weight_field_ = SampleReader::kUnknown;
+  std::vector<float> numeric_defaults_;
+  std::vector<std::string> names_;  // of fields, then of crosses
+  int32_t cross_names_ = 0;         // where those begin
+
+  // Scratch of one call.
+  std::vector<int32_t> offsets_;  // [F, stride_]
+  size_t stride_ = 0;
+  Refusal refusal_{};
+};
+
+inline Decoder::Decoder(DecoderSpec spec)
+    : spec_(std::move(spec)), reader_(spec_.max_depth, spec_.max_id_bytes) {
+  const auto require = [](bool valid, const std::string& what) {
+    if (!valid) throw std::invalid_argument(what);
+  };
+  require(spec_.max_message_bytes >= 2 && spec_.max_message_bytes <= size_t{1} << 30,
+          "max_message_bytes must be between 2 and 2**30");
+  require(spec_.max_depth >= 1 && spec_.max_depth <= 256, "max_depth must be between 1 and 256");
+  if (spec_.time) time_field_ = reader_.field(*spec_.time, kTime, kTime);
+  for (const LabelSpec& label : spec_.labels) label_fields_.push_back(reader_.field(label.field, kNumber, 0));
+  if (spec_.weight) weight_field_ = reader_.field(*spec_.weight, kNumber, 0);
+  for (const CategoricalSpec& c : spec_.categoricals) {
+    const std::string id = c.default_id.value_or("");
+    require(id.size() <= spec_.max_id_bytes, "default id of \"" + c.field + "\" is longer than max_id_bytes");
+    features_.push_back({reader_.field(c.field, kIds, kIds), c.max_length, c.default_id.has_value(),
+                         hash_bytes(id.data(), id.size()), {}});
+  }
+  for (const CrossSpec& cross : spec_.crosses) {
+    require(cross.categoricals.size() >= 2 && cross.categoricals.size() <= kMaxCrossed,
+            "cross \"" + cross.name + "\" needs between 2 and 8 categoricals");
+    for (const uint32_t c : cross.categoricals)
+      require(c < spec_.categoricals.size(), "cross \"" + cross.name + "\" refers to a categorical that is not there");
+    features_.push_back({SampleReader::kUnknown, cross.max_length, false, 0, {}});
+  }
+  for (const NumericSpec& numeric : spec_.numerics) {
+    require(numeric.transform != NumericSpec::Transform::kStandardize ||
+                (std::isfinite(numeric.mean) && std::isfinite(numeric.stddev) && numeric.stddev > 0),
+            "numeric \"" + numeric.field + "\" needs a finite mean and a positive, finite stddev");
+    const float value = transform(numeric, numeric.default_value.value_or(0));
+    require(!numeric.default_value || std::isfinite(value), "default of numeric \"" + numeric.field + "\" is not finite");
+    numeric_fields_.push_back(reader_.field(numeric.field, kNumber, kNumber));
+    numeric_defaults_.push_back(value);
+  }
+  for (int f = 0; f < reader_.fields(); ++f) names_.push_back(reader_.name(f));
+  cross_names_ = static_cast<int32_t>(names_.size());
+  for (const CrossSpec& cross : spec_.crosses) names_.push_back(cross.name);
+}
+
+inline Columns Decoder::decode(const std::string_view* messages, size_t count, bool with_labels) {
+  if (count >= static_cast<size_t>(std::numeric_limits<int32_t>::max())) throw std::length_error("too many messages");
+  Columns out;
+  out.numeric.resize(count * numerics());
+  out.labels.resize(count * labels(with_labels));
+  out.weights.resize(count, 1.0f);
+  out.times.resize(count);
+  out.kept.resize(count);
+  // An odd number of cache lines: the features' ends then fall into different sets of the cache, however many samples.
+  stride_ = ((count + 16) / 16 | 1) * 16;
+  if (offsets_.size() < features() * stride_) offsets_.resize(features() * stride_);
+  for (size_t f = 0; f < features(); ++f) {
+    features_[f].keys.clear();
+    offset(f, 0) = 0;
+  }
+  size_t row = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (sample(messages[i], row, with_labels, out)) [[likely]] {
+      for (size_t f = 0; f < features(); ++f) {
+        const size_t size = features_[f].keys.size();
+        if (size > static_cast<size_t>(std::numeric_limits<int32_t>::max())) throw std::length_error("too many ids");
+        offset(f, row + 1) = static_cast<int32_t>(size);
+      }
+      out.kept[row++] = static_cast<int32_t>(i);
+    } else {
+      refusal_.message = static_cast<int32_t>(i);
+      out.refusals.push_back(refusal_);
+      for (size_t f = 0; f < features(); ++f) features_[f].keys.resize(static_cast<size_t>(offset(f, row)));
+      if (!out.weights.empty()) out.weights[row] = 1.0f;
+    }
+  }
+  out.size = row;
+  out.numeric.resize(row * numerics());
+  out.labels.resize(row * labels(with_labels));
+  out.weights.resize(row);
+  out.times.resize(row);
+  out.kept.resize(row);
+  collect(row, out);
+  return out;
+}
+
+// Reads one message into row `row`; false when it is refused, with the reason in refusal_.
+inline bool Decoder::sample(std::string_view message, size_t row, bool with_labels, Columns& out) {
+  if (message.size() > spec_.max_message_bytes) return refuse(Reason::kTooLarge, -1);
+  if (!reader_.read(message.data(), message.size(), with_labels))
+    return refuse(reader_.reason(), reader_.error_field(), reader_.error_at());
+  if (time_field_ >= 0 && !time_of(with_labels, out.times[row])) return false;
+  if (with_labels && !labels_of(out.labels.data() + row * spec_.labels.size())) return false;
+  if (with_labels && weight_field_ >= 0 && !weight_of(out.weights[row])) return false;
+  const size_t categoricals = spec_.categoricals.size();
+  for (size_t c = 0; c < categoricals; ++c)
+    if (!categorical_of(features_[c])) return false;
+  for (size_t c = 0; c < spec_.crosses.size(); ++c)
+    if (!cross_of(c, row)) return false;
+  for (size_t i = 0; i < numerics(); ++i)
+    if (!number_of(i, out.numeric[row * numerics() + i])) return false;
+  return true;
+}
+
+inline bool Decoder::time_of(bool required, double& to) {
+  const Value* value = reader_.value(time_field_);
+  to = 0;
+  if (!value) return !required || refuse(Reason::kMissingField, time_field_);
+  if (value->time_reason != Reason::kNone) return refuse(value->time_reason, time_field_, value->position);
+  to = value->time;
+  return true;
+}
+
+inline bool Decoder::labels_of(float* to) {
+  for (size_t i = 0; i < spec_.labels.size(); ++i) {
+    const LabelSpec& spec = spec_.labels[i];
+    const int field = label_fields_[i];
+    const Value* value = reader_.value(field);
+    to[i] = std::numeric_limits<float>::quiet_NaN();
+    if (!value) {
+      if (!spec.optional) return refuse(Reason::kMissingField, field);
+      continue;
+    }
+    if (value->number_reason != Reason::kNone) return refuse(value->number_reason, field, value->position);
+    const double number = value->number;
+    if ((spec.kind == LabelSpec::Kind::kBinary && number != 0 && number != 1) ||
+        (spec.kind == LabelSpec::Kind::kCount && number < 0))
+      return refuse(Reason::kBadLabel, field, value->position);
+    to[i] = static_cast<float>(number);
+    if (!std::isfinite(to[i])) return refuse(Reason::kNotFinite, field, value->position);
+  }
+  return true;
+}
+
+inline bool Decoder::weight_of(float& to) {
+  to = 1;
+  const Value* value = reader_.value(weight_field_);
+  if (!value) return true;
+  if (value->kind == Value::Kind::kBoolean) return refuse(Reason::kWrongType, weight_field_, value->position);
+  if (value->number_reason != Reason::kNone) return refuse(value->number_reason, weight_field_, value->position);
+  if (value->number < 0) return refuse(Reason::kBadWeight, weight_field_, value->position);
+  to = static_cast<float>(value->number);
+  return std::isfinite(to) || refuse(Reason::kNotFinite, weight_field_, value->position);
+}
+
+inline bool Decoder::categorical_of(Feature& feature) {
+  const Value* value = reader_.value(feature.field);
+  if (!value) {
+    if (!feature.has_default) return refuse(Reason::kMissingField, feature.field);
+    feature.keys.push_back(feature.default_key);
+    return true;
+  }
+  if (value->id_reason != Reason::kNone) return refuse(value->id_reason, feature.field, value->id_position);
+  if (value->count == 1) [[likely]] {
+    feature.keys.push_back(*value->ids);
+    return true;
+  }
+  const uint32_t dropped = feature.max_length && value->count > feature.max_length ? value->count - feature.max_length : 0;
+  feature.keys.insert(feature.keys.end(), value->ids + dropped, value->ids + value->count);
+  return true;
+}
+
+inline bool Decoder::cross_of(size_t cross, size_t row) {
+  const CrossSpec& spec = spec_.crosses[cross];
+  std::array<std::span<const uint64_t>, kMaxCrossed> lists;
+  for (size_t i = 0; i < spec.categoricals.size(); ++i) {
+    const uint32_t c = spec.categoricals[i];
+    lists[i] = std::span<const uint64_t>(features_[c].keys).subspan(static_cast<size_t>(offset(c, row)));
+  }
+  return append_cross({lists.data(), spec.categoricals.size()}, spec.max_length,
+                      features_[spec_.categoricals.size() + cross].keys) ||
+         refuse(Reason::kCrossTooLarge, cross_names_ + static_cast<int32_t>(cross));
+}
+
+inline float Decoder::transform(const NumericSpec& spec, double value) const {
+  switch (spec.transform) {
+    case NumericSpec::Transform::kLog1p: value = std::copysign(std::log1p(std::abs(value)), value); break;
+    case NumericSpec::Transform::kStandardize: value = (value - spec.mean) / spec.stddev; break;
+    case NumericSpec::Transform::kNone: break;
+  }
+  return static_cast<float>(value);
+}
+
+inline bool Decoder::number_of(size_t numeric, float& to) {
+  const int field = numeric_fields_[numeric];
+  const NumericSpec& spec = spec_.numerics[numeric];
+  const Value* value = reader_.value(field);
+  if (!value) {
+    if (!spec.default_value) return refuse(Reason::kMissingField, field);
+    to = numeric_defaults_[numeric];
+    return true;
+  }
+  if (value->number_reason != Reason::kNone) return refuse(value->number_reason, field, value->position);
+  to = transform(spec, value->number);
+  return std::isfinite(to) || refuse(Reason::kNotFinite, field, value->position);
+}
+
+// Moves what the features gathered for `count` samples into the columns.
+inline void Decoder::collect(size_t count, Columns& out) {
+  size_t total = 0;
+  for (const Feature& feature : features_) total += feature.keys.size();
+  out.keys.reserve(total);
+  out.offsets.reserve(features() * (count + 1));
+  out.starts.push_back(0);
+  for (size_t f = 0; f < features(); ++f) {
+    const int32_t* const offsets = &offset(f, 0);
+    out.keys.insert(out.keys.end(), features_[f].keys.begin(), features_[f].keys.end());
+    out.starts.push_back(static_cast<int64_t>(out.keys.size()));
+    out.offsets.insert(out.offsets.end(), offsets, offsets + count + 1);
+    bool single = true;
+    for (size_t i = 0; i <= count; ++i) single &= offsets[i] == static_cast<int32_t>(i);
+    out.single.push_back(single);
+  }
+}
+
+}  // namespace streamtrain
