@@ -9,4 +9,5 @@ NB_MODULE(_core, m) {
   m.doc() = "Native core of streamtrain: hash, decoder, plan, embedding table, row optimizers.";
   streamtrain::bind_decode(m);
   streamtrain::bind_hash(m);
+  streamtrain::bind_plan(m);
 }
