@@ -8,6 +8,8 @@ NB_MODULE(_core, m) {
 #endif
   m.doc() = "Native core of streamtrain: hash, decoder, plan, embedding table, row optimizers.";
   streamtrain::bind_decode(m);
+  streamtrain::bind_dense(m);
   streamtrain::bind_hash(m);
   streamtrain::bind_plan(m);
+  streamtrain::bind_table(m);
 }

@@ -1,0 +1,317 @@
+"""The native core: hash, decoder, plan, embedding table. See the headers in `_native/` for the contracts."""
+
+from collections.abc import Sequence
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+# hash
+def hash_bytes(text: bytes) -> int: ...
+def hash_integers(ids: NDArray[np.int64] | NDArray[np.uint64], /) -> NDArray[np.uint64]: ...
+def hash_strings(data: NDArray[np.uint8], offsets: NDArray[np.int32] | NDArray[np.int64], /) -> NDArray[np.uint64]: ...
+def cross_ragged(
+    keys: Sequence[NDArray[np.uint64]], offsets: Sequence[NDArray[np.int32]], max_length: int, /
+) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.uint8]]:
+    """Cross ragged columns sample by sample: keys, offsets [n + 1], and which samples have too many combinations."""
+
+def shards_of(keys: NDArray[np.uint64], shards: int, /) -> NDArray[np.uint32]: ...
+
+# decoder
+
+DECODE_REASONS: tuple[str, ...]
+TIME_RANGE: tuple[float, float]
+"""Event times lie in this range, its end excluded: years 1 to 9999."""
+
+def parse_times(data: NDArray[np.uint8], offsets: NDArray[np.int64], /) -> NDArray[np.float64]:
+    """Seconds since the epoch of ISO 8601 texts; NaN where one is no time."""
+
+class LabelSpec:
+    def __init__(
+        self, field: str, *, kind: Literal["binary", "real", "count"] = "binary", optional: bool = False
+    ) -> None: ...
+
+class CategoricalSpec:
+    def __init__(self, field: str, *, max_length: int = 0, default: str | None = None) -> None: ...
+
+class CrossSpec:
+    def __init__(self, name: str, categoricals: Sequence[int], *, max_length: int = 0) -> None: ...
+
+class NumericSpec:
+    def __init__(
+        self,
+        field: str,
+        *,
+        default: float | None = None,
+        transform: Literal["none", "log1p", "standardize"] = "none",
+        mean: float = 0.0,
+        stddev: float = 1.0,
+    ) -> None: ...
+
+class Columns:
+    """Decoded samples: n samples, F features (categoricals, then crosses), D numerics, L labels."""
+
+    @property
+    def size(self) -> int:
+        """The number of samples, n."""
+    @property
+    def kept(self) -> NDArray[np.int32]:
+        """`[n]`: the index of each sample's message."""
+    @property
+    def keys(self) -> NDArray[np.uint64]:
+        """All keys of feature 0, then of feature 1, and so on."""
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """`[F + 1]`: feature f's keys are `keys[starts[f]:starts[f + 1]]`."""
+    @property
+    def offsets(self) -> NDArray[np.int32]:
+        """`[F, n + 1]`: where among its feature's keys each sample's begin."""
+    @property
+    def single(self) -> NDArray[np.bool_]:
+        """`[F]`: whether every sample has exactly one key."""
+    @property
+    def numeric(self) -> NDArray[np.float32]:
+        """`[n, D]`, transformed."""
+    @property
+    def labels(self) -> NDArray[np.float32]:
+        """`[n, L]`: NaN where an optional label is missing; `[n, 0]` when decoded without labels."""
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """`[n]`."""
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """`[n]`: seconds since the epoch."""
+    @property
+    def errors(self) -> list[tuple[int, str, str, int]]:
+        """Of each refused message: its index, the reason, the field or cross or "", the byte position or -1."""
+
+class Decoder:
+    """Decodes JSON samples. Concurrent calls on one decoder take turns; give each thread its own."""
+
+    def __init__(
+        self,
+        *,
+        labels: Sequence[LabelSpec],
+        categoricals: Sequence[CategoricalSpec],
+        crosses: Sequence[CrossSpec],
+        numerics: Sequence[NumericSpec],
+        time: str | None,
+        weight: str | None,
+        max_message_bytes: int = 1 << 20,
+        max_id_bytes: int = 256,
+        max_depth: int = 32,
+    ) -> None: ...
+    def decode(self, messages: Sequence[bytes], with_labels: bool = True) -> Columns: ...
+
+# plan
+@final
+class Planner:
+    """Makes plans; not thread-safe.
+
+    `features` are (table, combiner "sum", "mean", "sqrtn" or "none", max_length) and `dims` the row width by table.
+    """
+
+    def __init__(self, features: Sequence[tuple[int, str, int]], dims: Sequence[int], shards: int) -> None: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def columns(self) -> list[int]:
+        """First column of each feature in the matrix, and at the end its width."""
+
+    def plan(
+        self,
+        keys: NDArray[np.uint64],
+        starts: NDArray[np.int64],
+        offsets: NDArray[np.int32],
+        times: NDArray[np.float64],
+    ) -> Plan: ...
+
+@final
+class Plan:
+    """The plan of one batch; its arrays are read-only views."""
+
+    @property
+    def samples(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def row_starts(self) -> NDArray[np.int64]:
+        """First float of each table in the flat row buffer, and at the end the buffer's size."""
+
+    def keys(self, table: int, /) -> NDArray[np.uint64]:
+        """Unique keys of a table, grouped by shard."""
+
+    def counts(self, table: int, /) -> NDArray[np.uint32]: ...
+    def times(self, table: int, /) -> NDArray[np.uint32]: ...
+    def shard_starts(self, table: int, /) -> NDArray[np.int64]: ...
+    def pool(self, rows: NDArray[np.float32], extra_columns: int = 0) -> NDArray[np.float32]:
+        """Matrix [samples, width + extra_columns] of flat rows; the extra columns, on the right, are not set."""
+
+    def unpool(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Flat gradients of the unique rows from that of the matrix [samples, width]."""
+
+# dense parameters
+@final
+class DenseVector:
+    """A slice of the dense parameters and its optimizer; not thread-safe."""
+
+    def __init__(
+        self,
+        values: NDArray[np.float32],
+        *,
+        optimizer: Literal["sgd", "adagrad", "adam"],
+        rate: float,
+        initial_accumulator: float = 0.1,
+        epsilon: float = 1e-7,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """A read-only view that follows every update."""
+
+    @property
+    def slots(self) -> NDArray[np.float32]:
+        """Optimizer state by element, [number of slots, size]."""
+
+    @property
+    def steps(self) -> float:
+        """Adam's number of updates; 0 of other optimizers."""
+
+    def apply(self, gradient: NDArray[np.float32], rate: float | None = None) -> bool:
+        """Update once; a gradient that is not finite changes nothing and gives False."""
+
+    def load(self, values: NDArray[np.float32], slots: NDArray[np.float32], steps: float) -> None: ...
+
+# embedding table
+OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Init = Literal["uniform", "constant"]
+
+def birth(
+    keys: NDArray[np.uint64],
+    dim: int,
+    *,
+    seed: int,
+    init: Init = "uniform",
+    init_scale: float = 0.01,
+    dtype: Dtype = "float32",
+    out: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """First values [n, dim] of keys, without a table; `init_scale` is the value itself when `init` is constant."""
+
+class Rows:
+    """A part of a table, column by column; the arrays are read-only views."""
+
+    @property
+    def keys(self) -> NDArray[np.uint64]: ...
+    @property
+    def embeddings(self) -> NDArray[np.float32]: ...
+    @property
+    def state(self) -> NDArray[np.float32]: ...
+    @property
+    def counts(self) -> NDArray[np.uint32]: ...
+    @property
+    def last_seen(self) -> NDArray[np.uint32]: ...
+    def __len__(self) -> int: ...
+
+class Drained:
+    """Changes taken out of a channel: rows as they are now, and keys that are gone."""
+
+    @property
+    def rows(self) -> Rows: ...
+    @property
+    def tombstones(self) -> NDArray[np.uint64]: ...
+
+class PushResult:
+    @property
+    def applied(self) -> int: ...
+    @property
+    def inserted(self) -> int: ...
+    @property
+    def unadmitted(self) -> int: ...
+    @property
+    def evicted(self) -> int: ...
+    @property
+    def non_finite(self) -> NDArray[np.uint32]:
+        """Positions in the call of the gradients that were dropped because they were not finite."""
+
+class Table:
+    """An embedding table. Not thread-safe: one writer, or many calls of pull, lookup, scan and stats."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        optimizer: OptimizerName,
+        rate: float,
+        initial_accumulator: float = 0.1,
+        epsilon: float = 1e-7,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        beta: float = 1.0,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        seed: int = 0,
+        init: Init = "uniform",
+        init_scale: float = 0.01,
+        dtype: Dtype = "float32",
+        min_count: int = 1,
+        sketch_width: int = 1 << 20,
+        expire_after: int = 0,
+        capacity: int = 0,
+    ) -> None: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def state_size(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Memory in use: touched rows, index, channels, admission sketch and open snapshot."""
+    def __len__(self) -> int: ...
+    def stats(self) -> dict[str, int]: ...
+    def pull(self, keys: NDArray[np.uint64], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]: ...
+    def push(
+        self,
+        keys: NDArray[np.uint64],
+        gradients: NDArray[np.float32],
+        counts: NDArray[np.uint32],
+        times: NDArray[np.uint32],
+        rate: float | None = None,
+    ) -> PushResult: ...
+    def load(
+        self,
+        keys: NDArray[np.uint64],
+        embeddings: NDArray[np.float32],
+        state: NDArray[np.float32],
+        counts: NDArray[np.uint32],
+        last_seen: NDArray[np.uint32],
+    ) -> int:
+        """Write whole rows, as from a checkpoint; return how many were new."""
+    def remove(self, keys: NDArray[np.uint64]) -> int: ...
+    def lookup(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.uint32], NDArray[np.uint32]]:
+        """Whether each key has a row, its count and its last_seen."""
+    def expire(self, now: int, max_rows: int) -> int:
+        """Visit the next max_rows row ids and remove what was last seen more than expire_after seconds before now."""
+    def scan(self, cursor: int, max_rows: int) -> tuple[int | None, Rows]:
+        """Rows among the max_rows ids from `cursor` (0 at first), and the next cursor, None at the end."""
+    def open_channel(self) -> int:
+        """Open one of three channels; it holds what changes from now on."""
+    def close_channel(self, channel: int) -> None: ...
+    def pending(self, channel: int) -> int:
+        """At most how many rows and tombstones the channel still holds."""
+    def drain(self, channel: int, max_rows: int) -> Drained:
+        """Take at most max_rows entries out of the channel; loop while `pending`."""
+    def mark_dirty(self, channel: int, keys: NDArray[np.uint64]) -> None:
+        """Put drained keys back: as changed if they have a row, else as tombstones."""
+    def begin_snapshot(self) -> None: ...
+    def read_snapshot(self, max_rows: int) -> Rows | None:
+        """Return the next part of the table as of begin_snapshot, maybe empty; None when all has been read."""
+    def end_snapshot(self) -> None: ...
+    def admission(self) -> NDArray[np.uint8]:
+        """Return the bytes of the admission sketch; empty if min_count is 1."""
+    def merge_admission(self, state: NDArray[np.uint8]) -> None:
+        """Add another sketch of the same width; exact if this one is still empty."""

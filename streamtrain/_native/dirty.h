@@ -1,0 +1,135 @@
+// Dirty channels: which rows changed and which keys went away since a consumer last looked.
+//
+// A channel is an independent consumer of changes, such as publishing or delta checkpoints. It holds a queue of row
+// ids, each once (the row's dirty bit says "in the queue"), and a set of tombstones: keys removed since. A key is
+// never in both: removing a row adds a tombstone, inserting its key again takes it back. A removed row stays in the
+// queue with its dirty bit and is skipped when its turn comes, or serves the next key that gets its id.
+//
+// Thread safety: external synchronisation. Queues are deques: they grow and shrink without copying.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <stdexcept>
+
+#include "index.h"
+#include "rows.h"
+
+namespace streamtrain {
+
+// A set of keys.
+class TombstoneSet {
+ public:
+  void add(uint64_t key) {
+    if (!index_) index_ = std::make_unique<Index>();  // 16 KiB, which a table without removals does not need
+    if (find(key) != kNoRow) return;
+    index_->reserve(key);
+    keys_.push_back(key);
+    index_->insert(key, static_cast<uint32_t>(keys_.size() - 1));
+  }
+
+  void remove(uint64_t key) noexcept {
+    if (keys_.empty()) return;
+    const uint32_t at = find(key);
+    if (at == kNoRow) return;
+    index_->erase(key, at);
+    const auto last = static_cast<uint32_t>(keys_.size() - 1);
+    if (at != last) {
+      index_->replace(keys_[last], last, at);
+      keys_[at] = keys_[last];
+    }
+    keys_.pop_back();
+  }
+
+  // REQUIRES: size() > 0.
+  uint64_t take() noexcept {
+    const uint64_t key = keys_.back();
+    index_->erase(key, static_cast<uint32_t>(keys_.size() - 1));
+    keys_.pop_back();
+    if (keys_.empty()) index_.reset();
+    return key;
+  }
+
+  size_t size() const { return keys_.size(); }
+  size_t bytes() const { return keys_.size() * sizeof(uint64_t) + (index_ ? index_->bytes() : 0); }
+
+ private:
+  uint32_t find(uint64_t key) const {
+    return index_->find(key, [&](uint32_t at) { return keys_[at] == key; });
+  }
+
+  std::deque<uint64_t> keys_;
+  std::unique_ptr<Index> index_;
+};
+
+class DirtyChannels {
+ public:
+  static constexpr uint32_t kChannels = 3;
+
+  struct Channel {
+    bool open = false;
+    std::deque<uint32_t> rows;
+    TombstoneSet tombstones;
+  };
+
+  static constexpr uint32_t bit(uint32_t channel) { return 1u << (RowHeader::kDirtyShift + channel); }
+
+  uint32_t open() {
+    for (uint32_t c = 0; c < kChannels; ++c) {
+      if (channels_[c].open) continue;
+      channels_[c].open = true;
+      open_bits_ |= bit(c);
+      return c;
+    }
+    throw std::logic_error("all 3 channels are open");
+  }
+
+  void close(uint32_t channel, RowStore& rows) {
+    Channel& c = get(channel);
+    for (uint32_t id : c.rows) rows.header(id)->meta &= ~bit(channel);
+    c = Channel();
+    open_bits_ &= ~bit(channel);
+  }
+
+  Channel& get(uint32_t channel) {
+    if (channel >= kChannels || !channels_[channel].open) throw std::invalid_argument("no such open channel");
+    return channels_[channel];
+  }
+
+  // The row changed.
+  void mark(RowHeader* row, uint32_t id) {
+    const uint32_t missing = open_bits_ & ~row->meta;
+    if (!missing) return;
+    for (uint32_t c = 0; c < kChannels; ++c)
+      if (missing & bit(c)) channels_[c].rows.push_back(id);
+    row->meta |= missing;
+  }
+  void mark(RowHeader* row, uint32_t id, uint32_t channel) {
+    if (row->meta & bit(channel)) return;
+    channels_[channel].rows.push_back(id);
+    row->meta |= bit(channel);
+  }
+
+  void inserted(uint64_t key) noexcept {
+    for (Channel& c : channels_) c.tombstones.remove(key);
+  }
+  void removed(uint64_t key) {
+    for (Channel& c : channels_)
+      if (c.open) c.tombstones.add(key);
+  }
+
+  size_t bytes() const {
+    size_t sum = 0;
+    for (const Channel& c : channels_) sum += c.rows.size() * sizeof(uint32_t) + c.tombstones.bytes();
+    return sum;
+  }
+
+ private:
+  std::array<Channel, kChannels> channels_;
+  uint32_t open_bits_ = 0;
+};
+
+}  // namespace streamtrain

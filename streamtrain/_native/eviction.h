@@ -1,0 +1,80 @@
+// Which rows go when a table exceeds its capacity: approximately those not seen for longest.
+//
+// A hand sweeps over the row ids and takes the rows whose last_seen is at or below a threshold: the 1/8-quantile of
+// a random sample of 4096 rows (or a higher one if a single call must take more than 1/8 of the rows).
+// Guarantee: in a table of at most 4096 row ids the sample is the whole table, and only rows among the oldest eighth
+// (with ties) are taken; in a larger one the threshold lies, with probability 1 - 1e-9, between the quantiles 0.09
+// and 0.16. The threshold is drawn again after the hand has passed 1/16 of the ids, within which rows only get
+// younger. After two rounds without enough, which takes adversarial times, any row will do: eviction always ends.
+// Costs: about 8 visits of neighbouring rows per row taken. All choices are functions of the table's history, so a
+// replay makes the same ones.
+//
+// Thread safety: external synchronisation.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "birth.h"
+#include "rows.h"
+
+namespace streamtrain {
+
+class EvictionClock {
+ public:
+  // Calls evict(id) for `excess` live rows. REQUIRES: excess <= rows.live(); evict removes the row.
+  template <typename Evict>
+  void run(const RowStore& rows, uint32_t excess, Evict evict) {
+    const uint32_t end = rows.end();
+    uint64_t patience = uint64_t{2} * end;
+    if (excess > end / 16) budget_ = 0;  // the threshold at hand was drawn for smaller calls
+    while (excess) {
+      if (budget_ == 0) {
+        draw(rows, excess);
+        budget_ = std::max(end / 16, 1u);
+      }
+      if (hand_ >= end) hand_ = 0;
+      const RowHeader* row = rows.header(hand_);
+      if (row->live() && (row->last_seen <= threshold_ || patience == 0)) {
+        evict(hand_);
+        --excess;
+      }
+      ++hand_;
+      --budget_;
+      if (patience) --patience;
+    }
+  }
+
+ private:
+  static constexpr uint32_t kSample = 4096;
+
+  void draw(const RowStore& rows, uint32_t excess) {
+    const uint32_t end = rows.end();
+    std::vector<uint32_t> times;
+    times.reserve(kSample);
+    const auto look = [&](uint32_t id) {
+      const RowHeader* row = rows.header(id);
+      if (row->live()) times.push_back(row->last_seen);
+    };
+    if (end <= kSample) {
+      for (uint32_t id = 0; id < end; ++id) look(id);
+    } else {
+      for (uint32_t i = 0; i < 4 * kSample && times.size() < kSample; ++i)
+        look(static_cast<uint32_t>(((mix64(++draws_) >> 32) * end) >> 32));
+    }
+    threshold_ = UINT32_MAX;
+    if (times.empty()) return;
+    const double share = std::max(0.125, static_cast<double>(excess) / rows.live());
+    const auto rank = static_cast<size_t>(share * static_cast<double>(times.size()));
+    const auto at = times.begin() + static_cast<ptrdiff_t>(rank ? std::min(rank, times.size()) - 1 : 0);
+    std::nth_element(times.begin(), at, times.end());
+    threshold_ = *at;
+  }
+
+  uint32_t hand_ = 0, threshold_ = 0, budget_ = 0;
+  uint64_t draws_ = 0;
+};
+
+}  // namespace streamtrain

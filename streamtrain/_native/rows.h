@@ -1,0 +1,129 @@
+// Storage of rows: what one row is, and where rows live.
+//
+// One row is one buffer; reading it for a pull touches its header and embedding only:
+//   0   key        u64
+//   8   meta       u32: 28 bits count of occurrences (saturating), 1 bit live, 3 bits dirty channels
+//   12  last_seen  u32: event time of the last occurrence, seconds
+//   16  embedding  dim x 4 or 2 bytes
+//   ..  state      floats of the optimizer, from the next multiple of 4
+// padded to a multiple of 8. Rows live in blocks of a power-of-two number of rows, at most 64 MiB, that never move. A
+// block is address space until its rows are touched, so a large one costs nothing and keeps the list of blocks in
+// cache. Ids of removed rows are used again, last first; memory once touched stays with the table.
+//
+// Thread safety: external synchronisation; const functions may run together.
+// Invariant: a row that is not live holds the next free id in its key; its dirty bits stay (see dirty.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "half.h"
+#include "index.h"
+#include "pages.h"
+
+namespace streamtrain {
+
+struct RowHeader {
+  static constexpr uint32_t kMaxCount = (1u << 28) - 1;
+  static constexpr uint32_t kLive = 1u << 28;
+  static constexpr uint32_t kDirtyShift = 29;
+
+  uint64_t key;
+  uint32_t meta;
+  uint32_t last_seen;
+
+  bool live() const { return meta & kLive; }
+  uint32_t count() const { return meta & kMaxCount; }
+  void set_count(uint64_t count) {
+    meta = (meta & ~kMaxCount) | static_cast<uint32_t>(count < kMaxCount ? count : kMaxCount);
+  }
+};
+static_assert(sizeof(RowHeader) == 16);
+
+// Where the parts of a row are.
+struct RowLayout {
+  Storage storage;
+  uint32_t dim, state_size;
+  size_t state_offset, stride;
+
+  RowLayout(Storage s, size_t d, size_t state)
+      : storage(s),
+        dim(static_cast<uint32_t>(d)),
+        state_size(static_cast<uint32_t>(state)),
+        state_offset((sizeof(RowHeader) + d * element_size(s) + 3) / 4 * 4),
+        stride((state_offset + state * sizeof(float) + 7) / 8 * 8) {}
+
+  template <typename Byte>  // std::byte or const std::byte
+  static auto header(Byte* row) {
+    if constexpr (std::is_const_v<Byte>) return reinterpret_cast<const RowHeader*>(row);
+    else return reinterpret_cast<RowHeader*>(row);
+  }
+  template <typename Byte>
+  static Byte* embedding(Byte* row) { return row + sizeof(RowHeader); }
+  template <typename Byte>
+  auto state(Byte* row) const {
+    if constexpr (std::is_const_v<Byte>) return reinterpret_cast<const float*>(row + state_offset);
+    else return reinterpret_cast<float*>(row + state_offset);
+  }
+};
+
+class RowStore {
+ public:
+  explicit RowStore(const RowLayout& layout) : stride_(layout.stride) {
+    while ((size_t{2} << shift_) * stride_ <= kBlockBytes) ++shift_;
+  }
+
+  std::byte* row(uint32_t id) const {
+    return blocks_[id >> shift_].data() + (id & ((1u << shift_) - 1)) * stride_;
+  }
+  RowHeader* header(uint32_t id) const { return RowLayout::header(row(id)); }
+
+  // Asks for the cache lines of a row's first `bytes`, up to a dozen: beyond that the processor sees the pattern
+  // itself.
+  template <int kForWriting>
+  void prefetch(uint32_t id, size_t bytes) const {
+    const auto begin = reinterpret_cast<uintptr_t>(row(id));
+    const uintptr_t end = begin + (bytes < 12 * 64 ? bytes : 12 * 64);
+    for (uintptr_t line = begin & ~uintptr_t{63}; line < end; line += 64)
+      prefetch_line<kForWriting>(reinterpret_cast<const void*>(line));
+  }
+
+  // An id whose row is not live and has no contents yet.
+  uint32_t allocate() {
+    if (free_ != kNoRow) {
+      const uint32_t id = free_;
+      free_ = static_cast<uint32_t>(header(id)->key);
+      ++live_;
+      return id;
+    }
+    if (end_ == kUndecided - 1) throw std::length_error("the table has run out of row ids (2^32)");
+    if (end_ >> shift_ == blocks_.size())
+      blocks_.emplace_back(stride_ << shift_, blocks_.empty() ? kHugePage : 0);
+    ++live_;
+    return end_++;
+  }
+
+  void release(uint32_t id) noexcept {
+    RowHeader* h = header(id);
+    h->key = free_;
+    h->meta &= ~(RowHeader::kMaxCount | RowHeader::kLive);
+    free_ = id;
+    --live_;
+  }
+
+  uint32_t live() const { return live_; }
+  uint32_t end() const { return end_; }  // all ids are below this one
+  size_t bytes() const { return end_ * stride_ + blocks_.capacity() * sizeof(Pages); }
+
+ private:
+  static constexpr size_t kBlockBytes = size_t{64} << 20;
+
+  size_t stride_;
+  uint32_t shift_ = 0;
+  uint32_t end_ = 0, live_ = 0, free_ = kNoRow;
+  std::vector<Pages> blocks_;
+};
+
+}  // namespace streamtrain

@@ -1,0 +1,245 @@
+#include "table.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <stdexcept>
+
+namespace streamtrain {
+namespace {
+
+const TableConfig& checked(const TableConfig& c) {
+  const auto require = [](bool holds, const char* message) {
+    if (!holds) throw std::invalid_argument(message);
+  };
+  require(c.dim >= 1 && c.dim <= kMaxDim, "dim must be between 1 and 4096");
+  require(std::isfinite(c.rate) && c.rate >= 0, "rate must be finite and not negative");
+  require(std::isfinite(c.init.scale), "init_scale must be finite");
+  require(c.init.kind == InitKind::kConstant || c.init.scale >= 0, "init_scale must not be negative");
+  require(c.min_count >= 1 && c.min_count <= 255, "min_count must be between 1 and 255");
+  require(c.capacity < kNoRow, "capacity must be below 2^32 - 1");
+  return c;
+}
+
+size_t state_size(const TableConfig& c) {
+  return std::visit([&](const auto& optimizer) { return optimizer.state_size(c.dim); }, c.optimizer);
+}
+
+float checked_rate(const TableConfig& c, std::optional<float> rate) {
+  const float value = rate.value_or(c.rate);
+  if (!std::isfinite(value) || value < 0) throw std::invalid_argument("rate must be finite and not negative");
+  if (value == 0 && std::holds_alternative<Ftrl>(c.optimizer))
+    throw std::invalid_argument("the rate of ftrl must be positive");
+  return value;
+}
+
+}  // namespace
+
+Table::Table(const TableConfig& config)
+    : config_(checked(config)), layout_(config.storage, config.dim, state_size(config)), rows_(layout_) {
+  checked_rate(config_, std::nullopt);
+  if (config_.min_count > 1) sketch_.emplace(config_.sketch_width);
+}
+
+// Calls visit(i, first look) for each key in turn, having asked for the memory it will touch some keys ahead: the
+// index bucket; then the first bytes of the row found there, or for one key in five the next bucket; then the row
+// found in that. Random keys so wait for many cache lines at a time instead of one after another. A prefetch whose
+// address translation is not cached holds up the instructions behind it; so each step is a tight loop over a chunk of
+// keys, in which the processor sees and translates many addresses at once, and up to four chunks are under way.
+template <int kForWriting, typename Visit>
+void Table::pipelined(const uint64_t* keys, size_t n, size_t row_bytes, Visit visit) const {
+  constexpr size_t kChunk = 32, kRing = 4 * kChunk;
+  std::array<uint32_t, kRing> looks;
+  const auto prefetch_row = [&](uint32_t id) {
+    if (id < kUndecided) rows_.prefetch<kForWriting>(id, row_bytes);
+  };
+  for (size_t at = 0; at < n + 3 * kChunk; at += kChunk) {
+    const auto chunk = [&](size_t behind, auto step) {
+      if (at < behind * kChunk) return;
+      const size_t begin = at - behind * kChunk, end = std::min(begin + kChunk, n);
+      for (size_t i = begin; i < end; ++i) step(i, looks[i % kRing]);
+    };
+    chunk(0, [&](size_t i, uint32_t&) { index_.prefetch(keys[i]); });
+    chunk(1, [&](size_t i, uint32_t& look) { look = index_.glance(keys[i]); });
+    chunk(1, [&](size_t, uint32_t look) { prefetch_row(look); });
+    chunk(2, [&](size_t i, uint32_t& look) {
+      if (look == kUndecided) prefetch_row(look = index_.find(keys[i], [](uint32_t) { return true; }));
+    });
+    chunk(3, [&](size_t i, uint32_t look) { visit(i, look); });
+  }
+}
+
+uint32_t Table::confirmed(uint64_t key, uint32_t look) const {
+  return look != kNoRow && rows_.header(look)->key == key ? look : find(key);
+}
+
+void Table::pull(const uint64_t* keys, size_t n, float* out) const {
+  const size_t dim = layout_.dim;
+  const Storage storage = layout_.storage;
+  pipelined<0>(keys, n, sizeof(RowHeader) + dim * element_size(storage), [&, dim, storage](size_t i, uint32_t look) {
+    const uint32_t id = look == kNoRow ? kNoRow : confirmed(keys[i], look);
+    if (id == kNoRow) birth(config_.init, storage, keys[i], out + i * dim, dim);
+    else widen(storage, RowLayout::embedding(rows_.row(id)), out + i * dim, dim);
+  });
+}
+
+PushResult Table::push(const uint64_t* keys, const float* gradients, const uint32_t* counts, const uint32_t* times,
+                       size_t n, std::optional<float> rate_override) {
+  const float rate = checked_rate(config_, rate_override);
+  PushResult result;
+  pipelined<1>(keys, n, layout_.stride, [&](size_t i, uint32_t look) {
+    const float* gradient = gradients + i * layout_.dim;
+    if (!usable_gradient(gradient, layout_.dim)) {
+      result.non_finite.push_back(static_cast<uint32_t>(i));
+      return;
+    }
+    uint32_t id = confirmed(keys[i], look);
+    if (id == kNoRow) {
+      if (sketch_ && sketch_->add(keys[i], counts[i]) < config_.min_count) {
+        ++result.unadmitted;
+        return;
+      }
+      id = insert(keys[i]);
+      give_birth(rows_.row(id), keys[i], rate);
+      ++result.inserted;
+    }
+    std::byte* row = rows_.row(id);
+    snapshot_.before_change(id, row, layout_.stride);
+    update(row, gradient, rate);
+    RowHeader* header = RowLayout::header(row);
+    header->set_count(uint64_t{header->count()} + counts[i]);
+    header->last_seen = std::max(header->last_seen, times[i]);
+    dirty_.mark(header, id);
+    ++result.applied;
+  });
+  totals_.inserted += result.inserted;
+  totals_.unadmitted += result.unadmitted;
+  totals_.non_finite += result.non_finite.size();
+  result.evicted = enforce_capacity();
+  return result;
+}
+
+// A live row for an absent key, with count and time zero; the caller fills in the rest.
+uint32_t Table::insert(uint64_t key) {
+  index_.reserve(key);
+  const uint32_t id = rows_.allocate();
+  index_.insert(key, id);
+  snapshot_.inserted(id);
+  dirty_.inserted(key);
+  RowHeader* header = rows_.header(id);
+  header->key = key;
+  header->meta |= RowHeader::kLive;
+  header->last_seen = 0;
+  return id;
+}
+
+void Table::give_birth(std::byte* row, uint64_t key, float rate) {
+  const size_t dim = layout_.dim;
+  float values[kMaxDim];
+  birth(config_.init, layout_.storage, key, values, dim);
+  narrow(layout_.storage, values, RowLayout::embedding(row), dim);
+  std::visit([&](const auto& optimizer) { optimizer.start(rate, values, layout_.state(row), dim); }, config_.optimizer);
+}
+
+void Table::update(std::byte* row, const float* gradient, float rate) {
+  const size_t dim = layout_.dim;
+  const auto apply = [&](float* w) {
+    std::visit([&](const auto& optimizer) { optimizer.apply(rate, w, layout_.state(row), gradient, dim); },
+               config_.optimizer);
+  };
+  std::byte* stored = RowLayout::embedding(row);
+  if (layout_.storage == Storage::kFloat32) return apply(reinterpret_cast<float*>(stored));
+  float values[kMaxDim];
+  uint16_t noise[kMaxDim];
+  const RowHeader* header = RowLayout::header(row);
+  widen(layout_.storage, stored, values, dim);
+  apply(values);
+  rounding_noise(config_.init.seed, header->key, header->count(), noise, dim);
+  narrow(layout_.storage, values, noise, stored, dim);
+}
+
+void Table::erase(uint32_t id) {
+  std::byte* row = rows_.row(id);
+  const uint64_t key = RowLayout::header(row)->key;
+  snapshot_.before_change(id, row, layout_.stride);
+  dirty_.removed(key);
+  index_.erase(key, id);
+  rows_.release(id);
+}
+
+uint64_t Table::enforce_capacity() {
+  if (config_.capacity == 0 || rows_.live() <= config_.capacity) return 0;
+  const uint32_t excess = rows_.live() - config_.capacity;
+  clock_.run(rows_, excess, [&](uint32_t id) { erase(id); });
+  totals_.evicted += excess;
+  return excess;
+}
+
+uint64_t Table::load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
+                     const uint32_t* last_seen, size_t n) {
+  const size_t dim = layout_.dim, state_size = layout_.state_size;
+  const auto finite = [](float value) { return std::isfinite(value); };
+  if (!std::all_of(embeddings, embeddings + n * dim, finite) || !std::all_of(state, state + n * state_size, finite))
+    throw std::invalid_argument("embeddings and state must be finite");
+  uint64_t inserted = 0;
+  pipelined<1>(keys, n, layout_.stride, [&](size_t i, uint32_t look) {
+    uint32_t id = confirmed(keys[i], look);
+    if (id == kNoRow) {
+      id = insert(keys[i]);
+      ++inserted;
+    }
+    std::byte* row = rows_.row(id);
+    snapshot_.before_change(id, row, layout_.stride);
+    narrow(layout_.storage, embeddings + i * dim, RowLayout::embedding(row), dim);
+    std::copy_n(state + i * state_size, state_size, layout_.state(row));
+    RowHeader* header = RowLayout::header(row);
+    header->set_count(counts[i]);
+    header->last_seen = last_seen[i];
+    dirty_.mark(header, id);
+  });
+  totals_.inserted += inserted;
+  enforce_capacity();
+  return inserted;
+}
+
+uint64_t Table::remove(const uint64_t* keys, size_t n) {
+  uint64_t removed = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t id = find(keys[i]);
+    if (id == kNoRow) continue;
+    erase(id);
+    ++removed;
+  }
+  totals_.removed += removed;
+  return removed;
+}
+
+Found Table::lookup(const uint64_t* keys, size_t n) const {
+  Found result{std::vector<uint8_t>(n), std::vector<uint32_t>(n), std::vector<uint32_t>(n)};
+  pipelined<0>(keys, n, sizeof(RowHeader), [&](size_t i, uint32_t look) {
+    const uint32_t id = look == kNoRow ? kNoRow : confirmed(keys[i], look);
+    if (id == kNoRow) return;
+    const RowHeader* header = rows_.header(id);
+    result.found[i] = 1;
+    result.counts[i] = header->count();
+    result.last_seen[i] = header->last_seen;
+  });
+  return result;
+}
+
+uint64_t Table::expire(uint32_t now, uint32_t limit) {
+  if (config_.expire_after == 0 || now <= config_.expire_after) return 0;
+  const uint32_t oldest = now - config_.expire_after, end = rows_.end();
+  uint64_t expired = 0;
+  for (uint32_t visits = std::min(limit, end); visits; --visits, ++expire_cursor_) {
+    if (expire_cursor_ >= end) expire_cursor_ = 0;
+    const RowHeader* header = rows_.header(expire_cursor_);
+    if (!header->live() || header->last_seen >= oldest) continue;
+    erase(expire_cursor_);
+    ++expired;
+  }
+  totals_.expired += expired;
+  return expired;
+}
+
+}  // namespace streamtrain

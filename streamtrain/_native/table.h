@@ -1,0 +1,159 @@
+// The embedding table: rows by 64-bit key that are born at their first gradient, updated by a row optimizer, and
+// forgotten.
+//
+// What a table promises:
+// * A key reads its first value (birth.h) until it has a row; reading inserts nothing.
+// * push applies gradients in the order given. A key may occur more than once; its gradients are applied one after
+//   another.
+// * A gradient that is not finite (optimizer.h) changes nothing: no row, no count, no admission.
+// * Admission, expiry and capacity decide which keys have rows: sketch.h, expire(), eviction.h.
+// * Changes reach up to three independent consumers through channels (dirty.h), and the whole table can be read as of
+//   one moment while training goes on (snapshot.h).
+// * Everything is a function of the sequence of calls: a replay gives the same bits. Without admission, expiry and
+//   capacity, rows do not depend on how the stream is cut into calls either.
+//
+// Memory: a row's bytes (rows.h) and 11 to 13 bytes of index per row, growth included, and 4 bytes per row and open
+// channel with a change. Growth moves no rows and rebuilds 1/1024 of the index at a time.
+//
+// Thread safety: external synchronisation: one writer, or many callers of const functions.
+// Invariant: the index holds exactly the live rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "birth.h"
+#include "dirty.h"
+#include "eviction.h"
+#include "index.h"
+#include "optimizer.h"
+#include "rows.h"
+#include "sketch.h"
+#include "snapshot.h"
+
+namespace streamtrain {
+
+struct TableConfig {
+  size_t dim = 0;
+  Optimizer optimizer = Sgd{};
+  float rate = 0.05f;
+  Init init;
+  Storage storage = Storage::kFloat32;
+  uint32_t min_count = 1;  // 1: every key is admitted
+  uint32_t sketch_width = 1u << 20;
+  uint32_t expire_after = 0;  // seconds; 0: never
+  uint32_t capacity = 0;      // rows; 0: no limit
+};
+
+// A part of a table, column by column.
+struct Rows {
+  uint32_t dim = 0, state_size = 0;
+  std::vector<uint64_t> keys;
+  std::vector<float> embeddings;  // [n, dim]
+  std::vector<float> state;       // [n, state_size]
+  std::vector<uint32_t> counts, last_seen;
+};
+
+struct PushResult {
+  uint64_t applied = 0;     // gradients that changed a row
+  uint64_t inserted = 0;    // rows born
+  uint64_t unadmitted = 0;  // gradients dropped because their key has not been seen often enough
+  uint64_t evicted = 0;     // rows removed to stay within the capacity
+  std::vector<uint32_t> non_finite;  // positions of gradients that were not finite
+};
+
+struct Found {
+  std::vector<uint8_t> found;  // 1 or 0
+  std::vector<uint32_t> counts, last_seen;
+};
+
+struct TableStats {
+  uint64_t rows, inserted, removed, expired, evicted, unadmitted, non_finite;
+  uint64_t row_bytes, rows_bytes, index_bytes, dirty_bytes, sketch_bytes, snapshot_bytes;
+};
+
+class Table {
+ public:
+  // Throws std::invalid_argument for a configuration that makes no sense.
+  explicit Table(const TableConfig& config);
+
+  const TableConfig& config() const { return config_; }
+  const RowLayout& layout() const { return layout_; }
+  uint32_t size() const { return rows_.live(); }
+  TableStats stats() const;
+
+  // out[n, dim] = the rows of n keys, or their first values.
+  void pull(const uint64_t* keys, size_t n, float* out) const;
+
+  // Applies gradients[n, dim], each of which stands for counts[i] occurrences of its key, the last one at times[i]
+  // (seconds). A rate replaces the configured one for this call.
+  PushResult push(const uint64_t* keys, const float* gradients, const uint32_t* counts, const uint32_t* times, size_t n,
+                  std::optional<float> rate);
+
+  // Writes whole rows, as from a checkpoint; returns how many were new. Embeddings are rounded to nearest.
+  // Throws std::invalid_argument, before anything changes, if a value is not finite.
+  uint64_t load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
+                const uint32_t* last_seen, size_t n);
+
+  // Removes rows; returns how many there were.
+  uint64_t remove(const uint64_t* keys, size_t n);
+
+  Found lookup(const uint64_t* keys, size_t n) const;
+
+  // Visits the next `limit` row ids, in a circle, and removes the rows that were last seen more than expire_after
+  // seconds before `now`; returns how many.
+  uint64_t expire(uint32_t now, uint32_t limit);
+
+  // Appends the live rows among the `limit` ids from `cursor` on; returns the next cursor, or nothing at the end.
+  // For tables at rest: see begin_snapshot for others.
+  std::optional<uint32_t> scan(uint32_t cursor, uint32_t limit, Rows& out) const;
+
+  // Opens a channel, from now on: changes before are not in it.
+  uint32_t open_channel() { return dirty_.open(); }
+  void close_channel(uint32_t channel) { dirty_.close(channel, rows_); }
+  // At most how many rows and tombstones the channel still has.
+  uint64_t pending(uint32_t channel);
+  // Takes up to `limit` entries out of the channel: tombstones first, then rows, first changed first.
+  void drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones);
+  // Puts keys back into a channel: those with a row as changed, the others as tombstones.
+  void mark_dirty(uint32_t channel, const uint64_t* keys, size_t n);
+
+  void begin_snapshot() { snapshot_.begin(rows_.end()); }
+  // Appends the next part, visiting at most `limit` rows; false when all has been read.
+  bool read_snapshot(uint32_t limit, Rows& out);
+  void end_snapshot() { snapshot_.end(); }
+
+  // The bytes of the admission sketch, empty without admission (sketch.h).
+  std::vector<uint8_t> admission_bytes() const;
+  void merge_admission(const uint8_t* data, size_t size);
+
+ private:
+  uint32_t find(uint64_t key) const {
+    return index_.find(key, [&](uint32_t id) { return rows_.header(id)->key == key; });
+  }
+  uint32_t confirmed(uint64_t key, uint32_t look) const;
+  uint32_t insert(uint64_t key);
+  void give_birth(std::byte* row, uint64_t key, float rate);
+  void update(std::byte* row, const float* gradient, float rate);
+  void erase(uint32_t id);
+  uint64_t enforce_capacity();
+  void append(const std::byte* row, Rows& out) const;
+  template <int kForWriting, typename Visit>
+  void pipelined(const uint64_t* keys, size_t n, size_t row_bytes, Visit visit) const;
+
+  TableConfig config_;
+  RowLayout layout_;
+  RowStore rows_;
+  Index index_;
+  DirtyChannels dirty_;
+  Snapshot snapshot_;
+  EvictionClock clock_;
+  std::optional<Sketch> sketch_;
+  uint32_t expire_cursor_ = 0;
+  TableStats totals_{};
+};
+
+}  // namespace streamtrain
