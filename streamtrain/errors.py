@@ -1,0 +1,63 @@
+"""The error tree, sorted by what the caller does next.
+
+StreamtrainError
+├── ConfigError         a schema, model file or option is wrong: stop and mend it; the message names the key
+├── SampleError         a sample cannot be used: dead-letter it; carries its index, reason and field
+├── TooManyBadSamples   the stream is broken rather than a sample: stop
+└── CheckpointError     a checkpoint cannot be written or read
+    └── CheckpointCorrupt   a file of it is damaged or missing: use the epoch before
+"""
+
+from dataclasses import dataclass
+
+
+class StreamtrainError(Exception):
+    """Base of every error that streamtrain raises on purpose."""
+
+
+class ConfigError(StreamtrainError, ValueError):
+    """A schema, model file or option is wrong."""
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """Why one sample was refused.
+
+    Attributes:
+        index: position of the sample in the call's samples.
+        reason: one of `streamtrain.REASONS`, documented in docs/samples.md.
+        field: the field at fault, or "" where the whole sample is.
+    """
+
+    index: int
+    reason: str
+    field: str
+
+    def __str__(self) -> str:
+        at = f" in field {self.field!r}" if self.field else ""
+        return f"sample {self.index}: {self.reason}{at}"
+
+
+class SampleError(StreamtrainError, ValueError):
+    """Samples were refused where every one is needed.
+
+    Attributes:
+        bad: what was refused and why, in order of the samples.
+    """
+
+    def __init__(self, bad: list[BadSample]) -> None:
+        self.bad = bad
+        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+        super().__init__(f"{bad[0]}{more}")
+
+
+class TooManyBadSamples(StreamtrainError):
+    """So many samples were refused that the stream itself is at fault."""
+
+
+class CheckpointError(StreamtrainError):
+    """A checkpoint cannot be written or read."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """A file of a checkpoint is damaged or missing."""

@@ -1,0 +1,289 @@
+"""Columns of many samples, from pandas, Arrow or NumPy, to a batch: the same rules as for JSON, but no text between."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from streamtrain._core import TIME_RANGE, cross_ragged, hash_bytes, hash_integers, hash_strings, parse_times
+from streamtrain.errors import BadSample, ConfigError
+from streamtrain.model.batch import Batch
+from streamtrain.model.features import Categorical, Cross, Label, Numeric
+from streamtrain.model.model import Model
+
+
+def as_table(samples: Any) -> pa.Table | None:
+    """An Arrow table of the samples if they are columns, else None.
+
+    Raises:
+        ConfigError: the columns differ in length, or one cannot be a column.
+    """
+    if isinstance(samples, pa.Table):
+        return samples
+    if hasattr(samples, "__arrow_c_stream__") or hasattr(samples, "__arrow_c_array__"):
+        return pa.table(samples)
+    if not isinstance(samples, Mapping):
+        return None
+    columns: dict[str, pa.Array] = {}
+    for name, column in samples.items():
+        try:
+            columns[name] = pa.array(column)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as exc:
+            raise ConfigError(f"column {name!r} is not one of samples: {exc}") from exc
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"columns differ in length: {lengths}")
+    return pa.table(columns)
+
+
+class _Refused:
+    """The first reason for which each sample is refused."""
+
+    def __init__(self, samples: int) -> None:
+        self.mask = np.zeros(samples, bool)
+        self._why: dict[int, tuple[str, str]] = {}
+
+    def add(self, mask: NDArray[np.bool_], reason: str, field: str) -> None:
+        if not mask.any():
+            return
+        for i in np.flatnonzero(mask & ~self.mask):
+            self._why[int(i)] = (reason, field)
+        self.mask |= mask
+
+    def report(self, start: int) -> list[BadSample]:
+        return [BadSample(start + i, *self._why[i]) for i in sorted(self._why)]
+
+
+class ColumnReader:
+    """Makes batches of Arrow tables.
+
+    Args:
+        model: whose samples are read.
+        with_labels: whether labels and weights are read.
+    """
+
+    def __init__(self, model: Model, *, with_labels: bool) -> None:
+        self._model = model
+        self._schema = model.schema
+        self._with_labels = with_labels
+
+    def read(self, table: pa.Table, start: int = 0) -> tuple[Batch, list[BadSample]]:
+        """Reads a table as one batch; `start` is the position of its first sample.
+
+        Raises:
+            ConfigError: a column has a type that its field cannot have.
+        """
+        refused = _Refused(table.num_rows)
+        times = self._times(table, refused)
+        labels, weights = self._labels(table, refused)
+        features = [self._ids(table, one, refused) for one in self._schema.categoricals]
+        position = {one.name: i for i, one in enumerate(self._schema.categoricals)}
+        for cross in self._schema.crosses:
+            features.append(self._cross(cross, [features[position[name]] for name in cross.of], refused))
+        numeric = np.zeros((table.num_rows, len(self._schema.numerics)), np.float32)
+        for j, one in enumerate(self._schema.numerics):
+            numeric[:, j] = self._number(table, one, refused)
+        offsets = np.zeros((len(features), table.num_rows + 1), np.int32)
+        for f, (_, of_feature) in enumerate(features):
+            offsets[f] = of_feature
+        batch = Batch(
+            keys=np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in features)]),
+            starts=np.concatenate([[0], np.cumsum([len(keys) for keys, _ in features])]).astype(np.int64),
+            offsets=offsets,
+            numeric=numeric,
+            labels=labels,
+            weights=weights,
+            times=times,
+            kept=np.arange(start, start + table.num_rows, dtype=np.int32),
+        )
+        return (batch.select(~refused.mask) if refused.mask.any() else batch), refused.report(start)
+
+    def _times(self, table: pa.Table, refused: _Refused) -> NDArray[np.float64]:
+        name = self._schema.time
+        if name is None or (not self._with_labels and name not in table.column_names):
+            return np.zeros(table.num_rows)
+        column = _column(table, name)
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            values, missing = _floats(column.cast(pa.timestamp("us")).cast(pa.int64()))
+            values = values / 1e6
+        elif _is_text(column.type):
+            values, missing = parse_times(*_text(column)), _nulls(column)
+        elif _is_number(column.type):
+            values, missing = _floats(column)
+            refused.add(~missing & ~np.isfinite(values), "not_finite", name)
+        else:
+            raise ConfigError(f"column {name!r} is {column.type}; event times are numbers, timestamps or ISO 8601 text")
+        if self._with_labels:
+            refused.add(missing, "missing_field", name)
+        begin, end = TIME_RANGE
+        refused.add(~missing & ~((values >= begin) & (values < end)), "bad_time", name)
+        return np.where(missing, 0.0, values)
+
+    def _labels(self, table: pa.Table, refused: _Refused) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        if not self._with_labels:
+            return np.zeros((table.num_rows, 0), np.float32), np.ones(table.num_rows, np.float32)
+        labels = np.zeros((table.num_rows, len(self._model.labels)), np.float32)
+        for j, one in enumerate(self._model.labels):
+            labels[:, j] = self._label(table, one, refused)
+        name = self._schema.weight
+        if name is None or name not in table.column_names:
+            return labels, np.ones(table.num_rows, np.float32)
+        weights, missing = _floats(_number_column(table, name))
+        weights[missing] = 1.0
+        with np.errstate(over="ignore"):
+            refused.add(~np.isfinite(weights.astype(np.float32)), "not_finite", name)
+        refused.add(weights < 0, "bad_weight", name)
+        return labels, weights.astype(np.float32)
+
+    def _label(self, table: pa.Table, label: Label, refused: _Refused) -> NDArray[np.float64]:
+        if label.optional and label.name not in table.column_names:
+            return np.full(table.num_rows, np.nan)
+        values, missing = _floats(_number_column(table, label.name))
+        if not label.optional:
+            refused.add(missing, "missing_field", label.name)
+        refused.add(~missing & ~np.isfinite(values), "not_finite", label.name)
+        if label.kind == "binary":
+            refused.add(~missing & (values != 0) & (values != 1), "bad_label", label.name)
+        elif label.kind == "count":
+            refused.add(~missing & (values < 0), "bad_label", label.name)
+        values[missing] = np.nan
+        return values
+
+    def _number(self, table: pa.Table, feature: Numeric, refused: _Refused) -> NDArray[np.float64]:
+        name = feature.field_name
+        if feature.default is not None and name not in table.column_names:
+            values, missing = np.zeros(table.num_rows), np.ones(table.num_rows, bool)
+        else:
+            values, missing = _floats(_number_column(table, name))
+        if feature.default is None:
+            refused.add(missing, "missing_field", name)
+        values[missing] = feature.default or 0.0
+        if feature.transform == "log1p":
+            values = np.copysign(np.log1p(np.abs(values)), values)
+        elif feature.transform == "standardize":
+            values = (values - feature.mean) / feature.stddev
+        with np.errstate(over="ignore"):
+            refused.add(~np.isfinite(values.astype(np.float32)), "not_finite", name)
+        return values
+
+    def _ids(
+        self, table: pa.Table, feature: Categorical, refused: _Refused
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+        """Keys and offsets of one feature."""
+        name, samples = feature.field_name, table.num_rows
+        default = None if feature.default is None else hash_bytes(str(feature.default).encode())
+        if default is not None and name not in table.column_names:
+            return np.full(samples, default, np.uint64), np.arange(samples + 1, dtype=np.int32)
+        column = _column(table, name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        missing = _nulls(column)
+        if default is None:
+            refused.add(missing, "missing_field", name)
+        if not _is_list(column.type):
+            keys, too_long = _keys(column, name, self._schema.max_id_bytes)
+            refused.add(too_long, "id_too_long", name)
+            keys[missing] = default or 0
+            return keys, np.arange(samples + 1, dtype=np.int32)
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        values = pc.list_flatten(column)
+        keys, too_long = _keys(values, name, self._schema.max_id_bytes)
+        owner = np.repeat(np.arange(samples), lengths)
+        for mask, reason in ((_nulls(values), "wrong_type"), (too_long, "id_too_long")):
+            refused.add(np.bincount(owner[mask], minlength=samples) > 0, reason, name)
+        if default is not None and missing.any():
+            ends = np.cumsum(lengths)
+            keys = np.insert(keys, ends[missing], np.uint64(default))
+            lengths = lengths + missing
+        return _truncate(keys, lengths, feature.max_length)
+
+    def _cross(
+        self, cross: Cross, parts: list[tuple[NDArray[np.uint64], NDArray[np.int32]]], refused: _Refused
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+        keys, offsets, too_large = cross_ragged(
+            [keys for keys, _ in parts], [offsets for _, offsets in parts], cross.max_length or 0
+        )
+        refused.add(too_large.astype(bool), "cross_too_large", cross.name)
+        return keys, offsets
+
+
+def _truncate(
+    keys: NDArray[np.uint64], lengths: NDArray[np.int64], longest: int | None
+) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """Keeps the last `longest` keys of every list."""
+    ends = np.cumsum(lengths)
+    if longest is not None and len(lengths) and lengths.max() > longest:
+        from_end = np.repeat(ends, lengths) - np.arange(len(keys))
+        keys = keys[from_end <= longest]
+        ends = np.cumsum(np.minimum(lengths, longest))
+    return keys, np.concatenate([[0], ends]).astype(np.int32)
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    if name not in table.column_names:
+        raise ConfigError(f"there is no column {name!r}; columns are {table.column_names}")
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _number_column(table: pa.Table, name: str) -> pa.Array:
+    column = _column(table, name)
+    if not _is_number(column.type) and not pa.types.is_boolean(column.type) and not pa.types.is_null(column.type):
+        raise ConfigError(f"column {name!r} is {column.type}; it must be numbers")
+    return column
+
+
+def _floats(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """A column as float64 (0 where null) and where it is null."""
+    nulls = _nulls(column)
+    if pa.types.is_decimal(column.type) or pa.types.is_boolean(column.type) or pa.types.is_null(column.type):
+        column = column.cast(pa.float64(), safe=False)
+    if column.null_count:
+        column = pc.fill_null(column, 0)
+    return column.to_numpy(zero_copy_only=False).astype(np.float64), nulls
+
+
+def _nulls(column: pa.Array) -> NDArray[np.bool_]:
+    if column.null_count == 0:
+        return np.zeros(len(column), bool)
+    nulls: NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
+    return nulls
+
+
+def _keys(column: pa.Array, name: str, longest: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Keys of a column of ids (any value where null), and which ids are too long."""
+    none = np.zeros(len(column), bool)
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.uint64), none
+    if pa.types.is_integer(column.type):
+        wide = pa.uint64() if pa.types.is_uint64(column.type) else pa.int64()
+        column = column if column.type == wide else column.cast(wide)
+        column = pc.fill_null(column, 0) if column.null_count else column
+        return hash_integers(column.to_numpy(zero_copy_only=False)), none
+    if _is_text(column.type):
+        text, offsets = _text(column)
+        return hash_strings(text, offsets), np.diff(offsets) > longest
+    raise ConfigError(f"column {name!r} is {column.type}; ids are integers or text")
+
+
+def _text(column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of a column of texts (empty where null), and the offsets [n + 1] of each in them."""
+    column = pc.fill_null(column.cast(pa.large_string()), "")
+    _, offsets, data = column.buffers()
+    text = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return text, np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -1,0 +1,244 @@
+"""Features and labels: what a field of a sample becomes."""
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, TypeGuard
+
+from streamtrain.clock import parse_duration
+from streamtrain.errors import ConfigError
+from streamtrain.model.optimizers import Optimizer
+
+Combiner = Literal["sum", "mean", "sqrtn"]
+RowType = Literal["float32", "bfloat16", "float16"]
+LabelKind = Literal["binary", "real", "count"]
+
+MAX_DIM = 4096
+MAX_MIN_COUNT = 255
+MAX_CROSSED = 8
+MAX_LENGTH = 2**31 - 1
+MAX_CAPACITY = 2**32 - 2
+MAX_FLOAT = 3.4028234663852886e38  # of float32
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Birth values drawn uniformly from [-scale, scale), a pure function of (seed, table, key)."""
+
+    scale: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not is_number(self.scale) or not 0 <= self.scale <= MAX_FLOAT:
+            raise ConfigError(f"Uniform: scale must be a finite number >= 0, not {self.scale!r}")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Every birth value is `value`."""
+
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not is_number(self.value) or not abs(self.value) <= MAX_FLOAT:
+            raise ConfigError(f"Constant: value must be a finite number, not {self.value!r}")
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What `Categorical` and `Cross` share: the embedding table behind the feature.
+
+    Options of the table (from `init` on) may be given by any of the features that share it; those that give one must
+    agree, and None leaves it to the others or to the default.
+    """
+
+    name: str
+    dim: int
+    _: KW_ONLY
+    table: str | None = None
+    combiner: Combiner | None = "mean"
+    max_length: int | None = None
+    init: Uniform | Constant | None = None
+    dtype: RowType | None = None
+    min_count: int | None = None
+    expire_after: str | float | None = None
+    capacity: int | None = None
+    optimizer: Optimizer | None = None
+
+    def __post_init__(self) -> None:
+        check_name("feature", self.name)
+        check_name("table", self.table_name)
+        self._check(is_count(self.dim, MAX_DIM), "dim", f"1 to {MAX_DIM}")
+        self._check(self.combiner in ("sum", "mean", "sqrtn", None), "combiner", '"sum", "mean", "sqrtn" or None')
+        good = self.max_length is None or is_count(self.max_length, MAX_LENGTH)
+        self._check(good, "max_length", f"1 to {MAX_LENGTH} or None")
+        self._check(self.init is None or isinstance(self.init, Uniform | Constant), "init", "Uniform or Constant")
+        self._check(self.dtype in ("float32", "bfloat16", "float16", None), "dtype", "float32, bfloat16 or float16")
+        good = self.min_count is None or is_count(self.min_count, MAX_MIN_COUNT)
+        self._check(good, "min_count", f"1 to {MAX_MIN_COUNT}")
+        good = self.capacity is None or is_count(self.capacity, MAX_CAPACITY)
+        self._check(good, "capacity", f"1 to {MAX_CAPACITY} or None")
+        self._check(
+            self.optimizer is None or isinstance(self.optimizer, Optimizer), "optimizer", "an optimizer or None"
+        )
+        if self.expire_after is not None:
+            parse_duration(self.expire_after, f"feature {self.name!r}: expire_after")
+        if self.combiner is None and self.max_length is None:
+            raise ConfigError(f"feature {self.name!r}: combiner=None (a padded sequence) needs a max_length")
+
+    def _check(self, good: bool, option: str, expected: str) -> None:
+        if not good:
+            raise ConfigError(f"feature {self.name!r}: {option} must be {expected}, not {getattr(self, option)!r}")
+
+    @property
+    def table_name(self) -> str:
+        """The embedding table that the feature reads: `table`, or the feature's own name."""
+        return self.name if self.table is None else self.table
+
+
+@dataclass(frozen=True)
+class Categorical(Embedded):
+    """A single id or a list of ids, each a row of an embedding table.
+
+    The graph gets `[batch, dim]` float32, the rows of the sample's ids combined ("sum", "mean", or "sqrtn": sum / √n;
+    no ids give zeros), or with `combiner=None` a padded sequence `[batch, max_length, dim]` and, under
+    `name + "_mask"`, its mask `[batch, max_length]` (bool, True where there is an id).
+
+    Args:
+        name: name of the input; also of the field and of the table unless those are given.
+        dim: width of a row, 1 to 4096.
+        field: key of the sample to read; default: name.
+        table: table to share with other features; default: name.
+        combiner: how several rows become one; None: a padded sequence.
+        max_length: ids per sample at most; of a longer list the last ones are kept. None: no limit.
+        default: id to use where the field is missing or null; None: such a sample is refused.
+        init: birth values of rows; default `Uniform(0.05)`.
+        dtype: storage of embeddings; default float32. 16-bit rows are rounded stochastically.
+        min_count: occurrences before a row is stored; until then its birth value is read. Default 1.
+        expire_after: rows not seen for so long, in event time, are dropped: "30d", or seconds. Default: never.
+        capacity: rows at most per shard; the least recently seen go first. Default: no limit.
+        optimizer: the table's optimizer; default: the model's `embedding_optimizer`.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    _: KW_ONLY
+    field: str | None = None
+    default: str | int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_name("field", self.field_name)
+        good = self.default is None or (isinstance(self.default, str | int) and not isinstance(self.default, bool))
+        self._check(good, "default", "an id (text or integer) or None")
+
+    @property
+    def field_name(self) -> str:
+        """The key of the sample that holds the ids."""
+        return self.name if self.field is None else self.field
+
+
+@dataclass(frozen=True)
+class Cross(Embedded):
+    """The combinations of the ids of several `Categorical` features, each a row of a table of its own.
+
+    Lists cross as a product. The other options are those of `Categorical`.
+
+    Args:
+        of: names of 2 to 8 `Categorical` features of the schema, in order.
+    """
+
+    _: KW_ONLY
+    of: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.of, str) or not 2 <= len(tuple(self.of)) <= MAX_CROSSED:
+            raise ConfigError(f"feature {self.name!r}: of must name 2 to {MAX_CROSSED} features, not {self.of!r}")
+        object.__setattr__(self, "of", tuple(self.of))
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A number; the graph gets it as `[batch, 1]` float32.
+
+    Args:
+        name: name of the input; also of the field unless that is given.
+        field: key of the sample to read; default: name.
+        default: number to use where the field is missing or null; None: such a sample is refused.
+        transform: "log1p" for sign(x) * log(1 + |x|), "standardize" for (x - mean) / stddev, None for x itself.
+        mean: subtracted by "standardize".
+        stddev: divided by in "standardize", > 0.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    name: str
+    _: KW_ONLY
+    field: str | None = None
+    default: float | None = None
+    transform: Literal["log1p", "standardize"] | None = None
+    mean: float = 0.0
+    stddev: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_name("feature", self.name)
+        check_name("field", self.field_name)
+        if self.transform not in ("log1p", "standardize", None):
+            raise ConfigError(
+                f'feature {self.name!r}: transform must be "log1p", "standardize" or None, not {self.transform!r}'
+            )
+        for option in ("default", "mean", "stddev"):
+            value = getattr(self, option)
+            if value is None and option == "default":
+                continue
+            if not is_number(value) or not math.isfinite(value):
+                raise ConfigError(f"feature {self.name!r}: {option} must be a finite number, not {value!r}")
+        if self.stddev <= 0:
+            raise ConfigError(f"feature {self.name!r}: stddev must be > 0, not {self.stddev!r}")
+
+    @property
+    def field_name(self) -> str:
+        """The key of the sample that holds the number."""
+        return self.name if self.field is None else self.field
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label of a sample.
+
+    Args:
+        name: key of the sample, and name of the task.
+        kind: "binary" (0 or 1, true or false), "real" (any finite number) or "count" (a finite number >= 0);
+            None: what the model's loss for this label needs.
+        optional: whether it may be missing or null; such a sample does not count for this task.
+    """
+
+    name: str
+    _: KW_ONLY
+    kind: LabelKind | None = None
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        check_name("label", self.name)
+        if self.kind not in ("binary", "real", "count", None):
+            raise ConfigError(f'label {self.name!r}: kind must be "binary", "real" or "count", not {self.kind!r}')
+
+
+Feature = Categorical | Cross | Numeric
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is an int or float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: object, most: int) -> bool:
+    """Whether a value is an int, no bool, from 1 to `most`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
+def check_name(what: str, name: object) -> None:
+    """Raises ConfigError unless `name`, of a `what`, is a non-empty string."""
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{what} must have a name that is a non-empty string, not {name!r}")

@@ -1,0 +1,102 @@
+"""Optimizers: how a gradient changes embedding rows and dense parameters.
+
+All of them are plain frozen values; the native core does the arithmetic (formulas: streamtrain/_native/optimizer.h).
+`SGD`, `Adagrad` and `Adam` serve embedding rows and dense parameters, `RowWiseAdagrad` and `FTRL` embedding rows only.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from streamtrain.errors import ConfigError
+
+# The core computes in float32.
+_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Base of all optimizers.
+
+    Attributes:
+        rate: learning rate, > 0.
+    """
+
+    rate: float
+
+    kind: ClassVar[str]
+    for_dense: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
+                raise ConfigError(f"{type(self).__name__}: {name} must be a finite number >= 0, not {value!r}")
+        for name in ("rate", "epsilon"):
+            if getattr(self, name, 1.0) < _SMALLEST:
+                raise ConfigError(f"{type(self).__name__}: {name} must be > 0, not {getattr(self, name)!r}")
+        for name in ("beta1", "beta2"):
+            if np.float32(getattr(self, name, 0.0)) >= 1:
+                raise ConfigError(f"{type(self).__name__}: {name} must be < 1, not {getattr(self, name)!r}")
+
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments by which the native core makes this optimizer."""
+        return {"optimizer": self.kind, **{name: float(value) for name, value in asdict(self).items()}}
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent: w -= rate * g."""
+
+    rate: float = 0.01
+    kind: ClassVar[str] = "sgd"
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011), one accumulator per weight: a += g²; w -= rate * g / (√a + epsilon)."""
+
+    rate: float = 0.05
+    initial_accumulator: float = 0.1
+    epsilon: float = 1e-7
+    kind: ClassVar[str] = "adagrad"
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad(Optimizer):
+    """Adagrad with one accumulator per row, fed with the mean of g² over the row: nearly no optimizer memory."""
+
+    rate: float = 0.05
+    initial_accumulator: float = 0.1
+    epsilon: float = 1e-7
+    kind: ClassVar[str] = "rowwise_adagrad"
+    for_dense: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam (Kingma & Ba 2015). Rows are updated lazily: only those of the batch, each by its own step counter."""
+
+    rate: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-7
+    kind: ClassVar[str] = "adam"
+
+
+@dataclass(frozen=True)
+class FTRL(Optimizer):
+    """FTRL-proximal (McMahan et al. 2013, algorithm 1); `rate` is its alpha. `l1` drives weights to exactly zero."""
+
+    rate: float = 0.05
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    initial_accumulator: float = 0.1
+    kind: ClassVar[str] = "ftrl"
+    for_dense: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.beta + self.initial_accumulator:
+            raise ConfigError("FTRL: beta or initial_accumulator must be > 0")

@@ -1,0 +1,135 @@
+"""Samples: from what a caller has (JSON messages, dicts, or columns) to batches, by the schema.
+
+Training and serving read samples by this module, so a sample means the same to both. What cannot be read is left out
+and reported with a reason; docs/samples.md lists the reasons.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from streamtrain._core import DECODE_REASONS, CategoricalSpec, CrossSpec, Decoder, LabelSpec, NumericSpec
+from streamtrain.errors import BadSample, ConfigError
+from streamtrain.model.batch import Batch
+from streamtrain.model.columns import ColumnReader, as_table
+from streamtrain.model.model import Model
+
+REASONS: tuple[str, ...] = DECODE_REASONS
+
+Samples = Batch | Mapping[str, Any] | Iterable[bytes | str | Mapping[str, Any]]
+
+
+class SampleReader:
+    """Reads the samples of one model. Not thread-safe: each thread has its own.
+
+    Args:
+        model: whose samples are read.
+        with_labels: whether labels and weights are read (training) or ignored (prediction).
+    """
+
+    def __init__(self, model: Model, *, with_labels: bool = True) -> None:
+        self._with_labels = with_labels
+        try:
+            self._decoder = _decoder(model)
+        except ValueError as exc:
+            raise ConfigError(f"schema: {exc}") from exc
+        self._columns = ColumnReader(model, with_labels=with_labels)
+
+    def batches(self, samples: Samples, batch_size: int) -> Iterator[tuple[Batch, list[BadSample]]]:
+        """Cuts samples into batches of at most `batch_size` and reads each.
+
+        Args:
+            samples: JSON messages (bytes or str), dicts, a mapping from field to column, a pandas or Arrow table, or a
+                `Batch`, which is passed on whole. Messages and dicts may come from any iterable, also an endless one.
+            batch_size: number of samples given to a batch; those refused make it smaller.
+
+        Yields:
+            The batch of the good samples, and what was refused. Positions (`Batch.kept`, `BadSample.index`) count from
+            the first sample of the call.
+
+        Raises:
+            TypeError: samples are none of these.
+            ConfigError: a column cannot be what the schema says that it is.
+        """
+        if isinstance(samples, Batch):
+            yield samples, []
+            return
+        table = as_table(samples)
+        if table is not None:
+            for start in range(0, table.num_rows, batch_size):
+                yield self._columns.read(table.slice(start, batch_size), start)
+            return
+        if isinstance(samples, bytes | str):
+            raise TypeError("samples must be a list of samples; put a single one in a list")
+        rows, start = iter(samples), 0
+        while chunk := list(islice(rows, batch_size)):
+            yield self.decode([_message(one) for one in chunk], start)
+            start += len(chunk)
+
+    def decode(self, messages: Sequence[bytes], start: int = 0) -> tuple[Batch, list[BadSample]]:
+        """Decodes JSON messages as one batch; `start` is the position of the first."""
+        columns = self._decoder.decode(messages, self._with_labels)
+        bad = [BadSample(start + index, reason, field) for index, reason, field, _ in columns.errors]
+        batch = Batch(
+            keys=columns.keys,
+            starts=columns.starts,
+            offsets=columns.offsets,
+            numeric=columns.numeric,
+            labels=columns.labels,
+            weights=columns.weights,
+            times=columns.times,
+            kept=columns.kept + np.int32(start) if start else columns.kept,
+        )
+        return batch, bad
+
+
+def _decoder(model: Model) -> Decoder:
+    schema = model.schema
+    position = {one.name: i for i, one in enumerate(schema.categoricals)}
+    return Decoder(
+        labels=[LabelSpec(one.name, kind=one.kind or "real", optional=one.optional) for one in model.labels],
+        categoricals=[
+            CategoricalSpec(
+                one.field_name,
+                max_length=one.max_length or 0,
+                default=None if one.default is None else str(one.default),
+            )
+            for one in schema.categoricals
+        ],
+        crosses=[
+            CrossSpec(one.name, [position[name] for name in one.of], max_length=one.max_length or 0)
+            for one in schema.crosses
+        ],
+        numerics=[
+            NumericSpec(
+                one.field_name, default=one.default, transform=one.transform or "none", mean=one.mean, stddev=one.stddev
+            )
+            for one in schema.numerics
+        ],
+        time=schema.time,
+        weight=schema.weight,
+        max_message_bytes=schema.max_message_bytes,
+        max_id_bytes=schema.max_id_bytes,
+        max_depth=schema.max_depth,
+    )
+
+
+def _message(sample: bytes | str | Mapping[str, Any]) -> bytes:
+    if isinstance(sample, bytes):
+        return sample
+    if isinstance(sample, str):
+        return sample.encode("utf-8", "surrogatepass")
+    if isinstance(sample, Mapping):
+        return json.dumps(dict(sample), default=_plain, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    raise TypeError(f"a sample must be bytes, str or a dict, not {type(sample).__name__}")
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars and arrays, dates and the like, as JSON has them."""
+    for method in ("tolist", "isoformat"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    raise TypeError(f"a sample cannot hold a {type(value).__name__}")
