@@ -1,0 +1,407 @@
+"""The whole path in one process: what is predicted, what is learned, and that exactly that is learned."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamtrain as stm
+from streamtrain.model.features import Feature
+
+Sample = dict[str, Any]
+
+
+def logistic(inputs: dict[str, Any]) -> Any:
+    tensors = list(inputs.values())
+    x = keras.layers.Concatenate()(tensors) if len(tensors) > 1 else tensors[0]
+    return keras.layers.Dense(1, activation="sigmoid")(x)
+
+
+def make(features: Sequence[Feature], graph: Callable[[dict[str, Any]], Any] = logistic, **options: Any) -> stm.Model:
+    schema = {name: options.pop(name) for name in ("label", "weight") if name in options}
+    return stm.Model(stm.Schema(features=features, time="ts", **schema), graph, **options)
+
+
+def clicks(count: int, seed: int = 0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    users, items = rng.integers(0, 40, count), rng.integers(0, 60, count)
+    return [
+        {
+            "ts": 1000 + i,
+            "label": int(u * 3 % 40 + v * 7 % 60 > 50),
+            "user": f"u{u}",
+            "item": int(v),
+            "price": float(v) / 10,
+        }
+        for i, (u, v) in enumerate(zip(users.tolist(), items.tolist(), strict=True))
+    ]
+
+
+def two_towers(**options: Any) -> stm.Model:
+    return make(
+        [stm.Categorical("user", dim=4), stm.Categorical("item", dim=4), stm.Numeric("price")],
+        embedding_optimizer=stm.Adagrad(0.1),
+        dense_optimizer=stm.Adam(0.01),
+        **options,
+    )
+
+
+# --- exactness, by counting ---
+
+
+def counting() -> stm.Model:
+    """Gradient -1 per occurrence, rate 1, rows born zero: a row's value is the number of times its id was learned."""
+    zero = stm.Constant(0.0)
+    return make(
+        [stm.Categorical(name, dim=1, combiner="sum", init=zero) for name in ("user", "tags")],
+        lambda inputs: keras.layers.Add()(list(inputs.values())),
+        loss=lambda labels, predictions: -predictions,
+        reduction="sum",
+        embedding_optimizer=stm.SGD(1.0),
+    )
+
+
+COUNTING = counting()
+
+
+@settings(max_examples=10)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 5), max_size=4)), max_size=60),
+    st.integers(1, 30),
+    st.sampled_from([1, 2, 7]),
+)
+def test_every_occurrence_counts_once_in_any_split(
+    events: list[tuple[int, list[int]]], batch_size: int, shards: int
+) -> None:
+    learner = stm.Learner(COUNTING, batch_size=batch_size, shards=shards)
+    learner.learn([{"ts": i, "label": 0, "user": user, "tags": tags} for i, (user, tags) in enumerate(events)])
+    ids: list[str | int] = list(range(6))
+    users = Counter(user for user, _ in events)
+    tags = Counter(tag for _, of_event in events for tag in of_event)
+    assert learner.embeddings("user", ids)[:, 0].tolist() == [users[i] for i in range(6)]
+    assert learner.embeddings("tags", ids)[:, 0].tolist() == [tags[i] for i in range(6)]
+    assert learner.rows == {"user": len(users), "tags": len(tags)}
+
+
+def test_a_birth_value_depends_on_the_key_alone() -> None:
+    ids: list[str | int] = [f"u{i}" for i in range(40)]
+    born = stm.Learner(two_towers()).embeddings("user", ids)
+    assert len(np.unique(born)) == born.size
+    assert np.abs(born).max() <= 0.05
+    for shards, batch_size in ((2, 3), (7, 64)):
+        learner = stm.Learner(two_towers(), shards=shards, batch_size=batch_size)
+        learner.learn(clicks(1))
+        learned = learner.embeddings("user", [clicks(1)[0]["user"]])
+        others = [i for i in ids if i != clicks(1)[0]["user"]]
+        assert not np.array_equal(learned, learner.embeddings("user", others)[:1])
+        assert np.array_equal(learner.embeddings("user", others), stm.Learner(two_towers()).embeddings("user", others))
+    assert not np.array_equal(stm.Learner(two_towers(seed=1)).embeddings("user", ids), born)
+
+
+def test_the_number_of_shards_changes_nothing() -> None:
+    one, three = (stm.Learner(two_towers(), batch_size=50, shards=shards) for shards in (1, 3))
+    a, b = one.learn(clicks(500)), three.learn(clicks(500))
+    np.testing.assert_allclose(a.predictions, b.predictions, atol=1e-6)
+    assert one.rows == three.rows
+
+
+# --- predictions and progressive validation ---
+
+
+def test_each_batch_is_predicted_before_it_is_learned() -> None:
+    learner, other = stm.Learner(two_towers(), batch_size=50), stm.Learner(two_towers(), batch_size=50)
+    for start in range(0, 300, 50):
+        batch = clicks(300)[start : start + 50]
+        before = learner.predict([{k: v for k, v in s.items() if k != "label"} for s in batch])
+        np.testing.assert_allclose(learner.learn(batch).predictions, before, atol=1e-6)
+    whole = other.learn(clicks(300))
+    np.testing.assert_allclose(whole.predictions[-50:], before, atol=1e-6)
+    assert whole.kept.tolist() == list(range(300))
+
+
+def test_it_learns() -> None:
+    learner = stm.Learner(two_towers(), batch_size=32, window=4000)
+    learner.learn(clicks(20_000))
+    assert learner.metrics(window=True)["label"].auc > learner.metrics()["label"].auc > 0.8
+    assert learner.evaluate(clicks(2000, seed=1))["label"].log_loss < 0.4
+    assert learner.samples == 20_000
+    assert learner.watermark == 1000 + 19_999
+
+
+def test_metrics_are_those_of_the_predictions() -> None:
+    learner = stm.Learner(two_towers(), batch_size=64)
+    p = learner.learn(clicks(1000)).predictions[:, 0].astype(np.float64)
+    y = np.array([s["label"] for s in clicks(1000)])
+    metrics = learner.metrics()["label"]
+    assert metrics.log_loss == pytest.approx(-np.mean(np.where(y == 1, np.log(p), np.log1p(-p))), rel=1e-6)
+    pairs = p[y == 1][:, None] - p[y == 0][None, :]
+    exact = float(np.mean(np.where(pairs > 0, 1.0, np.where(pairs == 0, 0.5, 0.0))))
+    assert abs(metrics.auc - exact) <= metrics.auc_error
+    assert metrics.calibration == pytest.approx(p.mean() / y.mean())
+
+
+def test_layers_that_differ_in_training_predict_as_in_serving() -> None:
+    def graph(inputs: dict[str, Any]) -> Any:
+        x = keras.layers.BatchNormalization()(keras.layers.Concatenate()(list(inputs.values())))
+        return keras.layers.Dense(1, activation="sigmoid")(keras.layers.Dropout(0.5)(x))
+
+    model = make([stm.Categorical("user", dim=4), stm.Numeric("price")], graph)
+    learner = stm.Learner(model, batch_size=50)
+    before = learner._step.arrays()
+    assert np.array_equal(learner.predict(clicks(50)), learner.predict(clicks(50)))
+    expected = learner.predict(clicks(50))
+    np.testing.assert_allclose(learner.learn(clicks(50)).predictions, expected, atol=1e-6)
+    after = learner._step.arrays()
+    moved = [name for name in before if not np.array_equal(before[name], after[name])]
+    assert any("moving_mean" in name for name in moved)
+    assert any("seed" in name for name in moved)
+
+
+# --- inputs of the graph ---
+
+
+def test_the_graph_gets_what_the_schema_says() -> None:
+    seen: dict[str, tuple[Any, ...]] = {}
+
+    def graph(inputs: dict[str, Any]) -> Any:
+        seen.update({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in inputs.items()})
+        mask = keras.ops.cast(inputs["history_mask"], "float32")
+        x = keras.layers.Concatenate()([inputs["user"], inputs["price"], mask])
+        return keras.layers.Dense(1, activation="sigmoid")(x)
+
+    features: list[Feature] = [
+        stm.Numeric("price"),
+        stm.Categorical("history", dim=3, table="item", combiner=None, max_length=4),
+        stm.Categorical("user", dim=2),
+    ]
+    stm.Learner(make(features, graph))
+    assert seen == {
+        "price": ((None, 1), "float32"),
+        "history": ((None, 4, 3), "float32"),
+        "history_mask": ((None, 4), "bool"),
+        "user": ((None, 2), "float32"),
+    }
+
+
+def test_a_sequence_is_padded_and_masked() -> None:
+    ones = stm.Constant(1.0)
+
+    def total(inputs: dict[str, Any]) -> Any:
+        masked = keras.ops.sum(keras.ops.cast(inputs["h_mask"], "float32"), axis=1, keepdims=True)
+        return keras.ops.sum(inputs["h"], axis=(1, 2))[:, None] + 100.0 * masked
+
+    model = make(
+        [stm.Categorical("h", dim=2, combiner=None, max_length=3, init=ones)], total, loss="mean_squared_error"
+    )
+    samples = [{"ts": 0, "h": h} for h in ([], ["a"], ["a", "b"], ["a", "b", "c", "d"], "x")]
+    assert stm.Learner(model).predict(samples)[:, 0].tolist() == [0.0, 102.0, 204.0, 306.0, 102.0]
+
+
+@pytest.mark.parametrize(("combiner", "expected"), [("sum", 4.0), ("mean", 1.0), ("sqrtn", 2.0)])
+def test_combiners(combiner: Any, expected: float) -> None:
+    features = [stm.Categorical("h", dim=1, combiner=combiner, init=stm.Constant(1.0))]
+    model = make(features, lambda inputs: inputs["h"] * 1.0, loss="mean_squared_error")
+    assert stm.Learner(model).predict([{"ts": 0, "h": list("abcd")}, {"ts": 0, "h": []}])[:, 0].tolist() == [
+        expected,
+        0,
+    ]
+
+
+def test_transforms_are_the_same_in_learning_and_predicting() -> None:
+    features = [
+        stm.Numeric("a", transform="log1p"),
+        stm.Numeric("b", transform="standardize", mean=10.0, stddev=2.0, default=14.0),
+    ]
+    model = make(features, lambda inputs: inputs["a"] + 100 * inputs["b"], loss="mean_squared_error")
+    learner = stm.Learner(model)
+    samples = [{"ts": 0, "label": 0, "a": -np.expm1(2.0), "b": 12}, {"ts": 0, "label": 0, "a": 0}]
+    np.testing.assert_allclose(learner.predict(samples)[:, 0], [98.0, 200.0], rtol=1e-6)
+    np.testing.assert_allclose(learner.learn(samples).predictions[:, 0], [98.0, 200.0], rtol=1e-6)
+
+
+# --- labels and weights ---
+
+
+def test_a_missing_optional_label_teaches_nothing() -> None:
+    def graph(inputs: dict[str, Any]) -> Any:
+        tasks = ("click", "buy")
+        return {name: keras.layers.Dense(1, activation="sigmoid", name=f"for_{name}")(inputs["user"]) for name in tasks}
+
+    model = make([stm.Categorical("user", dim=2)], graph, label=["click", stm.Label("buy", optional=True)])
+    with_none, without = stm.Learner(model), stm.Learner(model)
+    with_none.learn([{"ts": 0, "user": "a", "click": 1, "buy": None}])
+    without.learn([{"ts": 0, "user": "a", "click": 1}])
+    assert with_none.metrics()["buy"].samples == 0
+    assert with_none.metrics()["click"].samples == 1
+    assert np.array_equal(with_none.embeddings("user", ["a"]), without.embeddings("user", ["a"]))
+    start, now = model.dense.split(_dense(stm.Learner(model))), model.dense.split(_dense(with_none))
+    still = {
+        name.split("/")[0]
+        for name, before, after in zip(model.dense.names, start, now, strict=True)
+        if np.array_equal(before, after)
+    }
+    assert still == {"for_buy"}
+
+
+def test_predictions_are_in_the_order_of_the_labels() -> None:
+    def graph(inputs: dict[str, Any]) -> Any:
+        return {"b": inputs["x"] * 1.0, "a": inputs["x"] * 2.0, "c": inputs["x"] * 3.0}
+
+    model = make([stm.Numeric("x")], graph, label=["c", "a", "b"], loss="mean_squared_error")
+    learner = stm.Learner(model)
+    assert learner.predict([{"ts": 0, "x": 1}]).tolist() == [[3.0, 2.0, 1.0]]
+    assert learner.learn([{"ts": 0, "x": 1, "a": 0, "b": 0, "c": 0}]).predictions.tolist() == [[3.0, 2.0, 1.0]]
+    assert learner.metrics()["c"].prediction_mean == 3.0
+
+
+def _dense(learner: stm.Learner) -> Any:
+    return learner._client.pull_dense()
+
+
+def test_a_weight_multiplies_the_gradient() -> None:
+    def after(weights: list[float]) -> Any:
+        features = [stm.Categorical("user", dim=2)]
+        options: dict[str, Any] = {"embedding_optimizer": stm.SGD(0.1), "dense_optimizer": stm.SGD(0.1)}
+        learner = stm.Learner(make(features, weight="w", reduction="sum", **options))
+        learner.learn([{"ts": 0, "user": "a", "label": 1, "w": weight} for weight in weights])
+        return learner.embeddings("user", ["a"])
+
+    np.testing.assert_allclose(after([2.0]), after([1.0, 1.0]), rtol=1e-6)
+    np.testing.assert_allclose(after([1.0, 0.0]), after([1.0]), rtol=1e-6)
+    assert not np.array_equal(after([2.0]), after([1.0]))
+
+
+# --- life of rows ---
+
+
+def test_rows_are_admitted_expire_and_are_limited() -> None:
+    features = [
+        stm.Categorical("often", field="user", dim=1, min_count=3),
+        stm.Categorical("lately", field="user", dim=1, expire_after="1h"),
+        stm.Categorical("few", field="user", dim=1, capacity=10),
+    ]
+    learner = stm.Learner(make(features), batch_size=1)
+    learner.learn([{"ts": 0, "label": 1, "user": user} for user in ["a", "a", "b", "a", "a"]])
+    assert learner.rows == {"often": 1, "lately": 2, "few": 2}
+    assert learner.stats.unadmitted == 3
+    learner.learn([{"ts": 7200, "label": 1, "user": f"new{i}"} for i in range(30)])
+    assert learner.rows == {"often": 1, "lately": 30, "few": 10}
+    assert learner.stats.expired == 2
+    assert learner.stats.evicted == 22
+
+
+# --- what is bad ---
+
+
+def test_a_bad_sample_never_spoils_its_batch() -> None:
+    good = clicks(6)
+    mixed: list[Any] = [*good[:2], b"{", {**good[0], "label": 2}, *good[2:], {"ts": 1, "label": 0, "user": "u"}]
+    mixed.append({**good[0], "price": float("nan")})
+    learner, clean = stm.Learner(two_towers()), stm.Learner(two_towers())
+    learned = learner.learn(mixed)
+    assert [(one.index, one.reason, one.field) for one in learned.bad] == [
+        (2, "not_json", ""),
+        (3, "bad_label", "label"),
+        (8, "missing_field", "item"),
+        (9, "not_finite", "price"),
+    ]
+    assert learned.kept.tolist() == [0, 1, 4, 5, 6, 7]
+    assert learner.bad == {"not_json": 1, "bad_label": 1, "missing_field": 1, "not_finite": 1}
+    np.testing.assert_array_equal(learned.predictions, clean.learn(good).predictions)
+    with pytest.raises(stm.SampleError, match="sample 2: not_json \\(and 2 more\\)"):
+        learner.predict(mixed)
+
+
+def test_gradients_that_are_not_finite_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def graph(inputs: dict[str, Any]) -> Any:
+        return keras.layers.Dense(1)(inputs["user"]) / inputs["price"]
+
+    model = make([stm.Categorical("user", dim=2), stm.Numeric("price")], graph, loss="mean_squared_error")
+    learner = stm.Learner(model, batch_size=2)
+    before = _dense(learner)
+    learner.learn([{"ts": 0, "label": 1, "user": "bad", "price": 0}, {"ts": 0, "label": 1, "user": "good", "price": 1}])
+    assert np.array_equal(_dense(learner), before)
+    assert (learner.stats.non_finite_rows, learner.stats.non_finite_dense, learner.stats.applied) == (1, 1, 1)
+    assert learner.rows == {"user": 1}
+    assert learner.metrics()["label"].non_finite == 1
+    assert "samples 0 to 1" in caplog.text
+
+
+def test_wrong_options_and_graphs_say_what_is_wrong() -> None:
+    feature = [stm.Categorical("user", dim=2)]
+    with pytest.raises(stm.ConfigError, match="shards must be"):
+        stm.Learner(make(feature), shards=0)
+    with pytest.raises(stm.ConfigError, match="graph returns 2 outputs for the labels"):
+        stm.Learner(make(feature, lambda inputs: [inputs["user"]] * 2))
+    with pytest.raises(stm.ConfigError, match="graph fails with KeyError: 'usr'"):
+        stm.Learner(make(feature, lambda inputs: inputs["usr"]))
+    with pytest.raises(stm.ConfigError, match="no table 'usr'; tables are \\['user'\\]"):
+        stm.Learner(make(feature)).embeddings("usr", ["a"])
+    with pytest.raises(TypeError, match="put a single one in a list"):
+        stm.Learner(make(feature)).learn(b"{}")  # type: ignore[arg-type]
+
+
+def test_nothing_learned_from_nothing() -> None:
+    learner = stm.Learner(two_towers())
+    learned = learner.learn([])
+    assert (learned.samples, learned.loss, learned.predictions.shape) == (0, 0.0, (0, 1))
+    assert learner.predict([]).shape == (0, 1)
+    assert learner.learn([b"not json"]).samples == 0
+    assert np.isnan(learner.metrics()["label"].auc)
+
+
+def test_a_graph_without_weights_of_its_own() -> None:
+    features = [stm.Categorical("user", dim=1), stm.Categorical("item", dim=1)]
+    model = make(features, lambda inputs: keras.layers.Activation("sigmoid")(keras.layers.Add()(list(inputs.values()))))
+    learner = stm.Learner(model, shards=2)
+    learner.learn(clicks(100))
+    assert len(model.dense) == 0
+    assert learner.stats.non_finite_dense == 0
+
+
+# --- checkpoints ---
+
+
+def test_a_loaded_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    steady = stm.Learner(two_towers(), batch_size=50)
+    steady.learn(clicks(500))
+    first = stm.Learner(two_towers(), batch_size=50, shards=2)
+    first.learn(clicks(500))
+    first.save(tmp_path / "c")
+    second = stm.Learner.load(tmp_path / "c", two_towers(), batch_size=50, shards=3)
+    assert second.rows == first.rows
+    assert second.samples == 500
+    ids: list[str | int] = [f"u{i}" for i in range(40)]
+    assert np.array_equal(second.embeddings("user", ids), first.embeddings("user", ids))
+    a, b = steady.learn(clicks(500, seed=1)), second.learn(clicks(500, seed=1))
+    np.testing.assert_allclose(a.predictions, b.predictions, atol=1e-6)
+    second.save(tmp_path / "c")
+    assert stm.Learner.load(tmp_path / "c", two_towers()).samples == 1000
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_ids_without_a_row_yet_are_remembered(tmp_path: Path, shards: int) -> None:
+    model = make([stm.Categorical("user", dim=2, min_count=3)])
+    learner = stm.Learner(model, shards=2)
+    twice = [{"ts": 0, "label": 1, "user": f"u{i}"} for i in range(20)] * 2
+    learner.learn(twice)
+    assert learner.rows == {"user": 0}
+    learner.save(tmp_path / "c")
+    loaded = stm.Learner.load(tmp_path / "c", model, shards=shards)
+    loaded.learn(twice[:20])
+    assert loaded.rows == {"user": 20}
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    stm.Learner(two_towers()).save(tmp_path / "c")
+    other = make([stm.Categorical("user", dim=4), stm.Categorical("item", dim=4)])
+    with pytest.raises(stm.CheckpointError, match="has schema"):
+        stm.Learner.load(tmp_path / "c", other)
+    with pytest.raises(stm.CheckpointError, match="has seed"):
+        stm.Learner.load(tmp_path / "c", two_towers(seed=5))
