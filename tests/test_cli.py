@@ -1,0 +1,98 @@
+"""The command line as a user runs it: real processes, real files."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODEL = """
+import keras
+import streamtrain as st
+
+schema = st.Schema(label="label", time="ts", features=[st.Categorical("user", dim=4), st.Numeric("price")])
+
+def graph(inputs):
+    return keras.layers.Dense(1, activation="sigmoid")(keras.layers.Concatenate()(list(inputs.values())))
+
+model = st.Model(schema, graph)
+broken = st.Model(schema, lambda inputs: inputs["user"])
+"""
+
+
+def run(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", "from streamtrain.cli import main; main()", *args]
+    return subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=300)
+
+
+def samples(count: int, start: int = 0) -> bytes:
+    rows = [{"ts": i, "label": i % 2, "user": f"u{i % 7}", "price": i / 10} for i in range(start, start + count)]
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    file = tmp_path / "m.py"
+    file.write_text(MODEL)
+    return str(file)
+
+
+def test_learn_saves_and_goes_on(tmp_path: Path, model: str) -> None:
+    stream = tmp_path / "samples.jsonl.gz"
+    stream.write_bytes(gzip.compress(samples(500) + b"\n\n" + b"not json\n"))
+    done = run("learn", str(stream), "--model", f"{model}:model", "--save", str(tmp_path / "checkpoint"))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["samples"] == 500
+    assert figures["bad"] == {"not_json": 1}
+    assert figures["rows"] == {"user": 7}
+    assert 0 <= figures["metrics"]["label"]["auc"] <= 1
+
+    more = run("learn", "-", "--model", model, "--load", str(tmp_path / "checkpoint"), stdin=samples(100, 500))
+    assert more.returncode == 0, more.stderr
+    assert json.loads(more.stdout.splitlines()[-1])["samples"] == 100
+
+
+def test_too_many_bad_samples_stop_it(model: str) -> None:
+    done = run("learn", "-", "--model", model, stdin=samples(80) + b"{}\n" * 20)
+    assert done.returncode == 1
+    assert b"20 of 100 samples were refused, such as sample 99: missing_field in field 'ts'" in done.stderr
+    assert done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nowhere.jsonl", "--model", "{model}"], "cannot read nowhere.jsonl"),
+        (["-", "--model", "nowhere.py"], "model file 'nowhere.py' does not exist"),
+        (["-", "--model", "{model}:other"], "has no Model named 'other'; it has ['model', 'broken']"),
+        (["-", "--model", "{model}:broken"], "graph: the output for 'label' must be a Keras tensor [batch, 1]"),
+        (["-", "--model", "{model}", "--batch-size", "0"], "batch_size must be an integer from 1"),
+        (["-", "--model", "{model}", "--load", "nowhere"], "there is no checkpoint at nowhere"),
+    ],
+)
+def test_what_is_wrong_is_one_line(model: str, args: list[str], message: str) -> None:
+    done = run("learn", *(arg.replace("{model}", model) for arg in args))
+    assert done.returncode in (1, 2)
+    assert done.stdout == b""
+    lines = done.stderr.decode().strip().splitlines()
+    assert len(lines) == 1, lines
+    assert message in lines[0]
+
+
+def test_demo_ends_by_itself_with_its_figures() -> None:
+    done = run("demo", "--for", "1")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert set(figures) == {"samples", "samples_per_s", "auc", "freshness_ms_p99", "version"}
+    assert figures["samples"] > 1000
+    assert 0.6 < figures["auc"] < 0.9
+
+
+def test_help_does_not_load_tensorflow() -> None:
+    code = "import sys; from streamtrain.cli import app; import streamtrain; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    for command in ((), ("demo",), ("learn",)):
+        assert run(*command, "--help").returncode == 0
