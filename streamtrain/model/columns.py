@@ -14,6 +14,9 @@ from streamtrain.model.batch import Batch
 from streamtrain.model.features import Categorical, Cross, Label, Numeric
 from streamtrain.model.model import Model
 
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_LONGEST_INTEGER = 20  # characters of an integer of 64 bits
+
 
 def as_table(samples: Any) -> pa.Table | None:
     """An Arrow table of the samples if they are columns, else None.
@@ -106,12 +109,15 @@ class ColumnReader:
         if name is None or (not self._with_labels and name not in table.column_names):
             return np.zeros(table.num_rows)
         column = _column(table, name)
-        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-            values, missing = _floats(column.cast(pa.timestamp("us")).cast(pa.int64()))
-            values = values / 1e6
+        if pa.types.is_date(column.type):
+            column = column.cast(pa.timestamp("ms"))
+        if pa.types.is_timestamp(column.type):
+            missing, unit = _nulls(column), _PER_SECOND[column.type.unit]
+            ticks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+            values = ticks // unit + ticks % unit / unit
         elif _is_text(column.type):
             values, missing = parse_times(*_text(column)), _nulls(column)
-        elif _is_number(column.type):
+        elif _is_number(column.type) or pa.types.is_null(column.type):
             values, missing = _floats(column)
             refused.add(~missing & ~np.isfinite(values), "not_finite", name)
         else:
@@ -133,26 +139,25 @@ class ColumnReader:
             return labels, np.ones(table.num_rows, np.float32)
         weights, missing = _floats(_number_column(table, name))
         weights[missing] = 1.0
-        with np.errstate(over="ignore"):
-            refused.add(~np.isfinite(weights.astype(np.float32)), "not_finite", name)
+        stored = _stored(weights, name, refused)
         refused.add(weights < 0, "bad_weight", name)
-        return labels, weights.astype(np.float32)
+        return labels, stored
 
-    def _label(self, table: pa.Table, label: Label, refused: _Refused) -> NDArray[np.float64]:
+    def _label(self, table: pa.Table, label: Label, refused: _Refused) -> NDArray[np.float32]:
         if label.optional and label.name not in table.column_names:
-            return np.full(table.num_rows, np.nan)
+            return np.full(table.num_rows, np.nan, np.float32)
         values, missing = _floats(_number_column(table, label.name))
         if not label.optional:
             refused.add(missing, "missing_field", label.name)
-        refused.add(~missing & ~np.isfinite(values), "not_finite", label.name)
+        stored = _stored(values, label.name, refused)
         if label.kind == "binary":
             refused.add(~missing & (values != 0) & (values != 1), "bad_label", label.name)
         elif label.kind == "count":
             refused.add(~missing & (values < 0), "bad_label", label.name)
-        values[missing] = np.nan
-        return values
+        stored[missing] = np.nan
+        return stored
 
-    def _number(self, table: pa.Table, feature: Numeric, refused: _Refused) -> NDArray[np.float64]:
+    def _number(self, table: pa.Table, feature: Numeric, refused: _Refused) -> NDArray[np.float32]:
         name = feature.field_name
         if feature.default is not None and name not in table.column_names:
             values, missing = np.zeros(table.num_rows), np.ones(table.num_rows, bool)
@@ -164,10 +169,9 @@ class ColumnReader:
         if feature.transform == "log1p":
             values = np.copysign(np.log1p(np.abs(values)), values)
         elif feature.transform == "standardize":
-            values = (values - feature.mean) / feature.stddev
-        with np.errstate(over="ignore"):
-            refused.add(~np.isfinite(values.astype(np.float32)), "not_finite", name)
-        return values
+            with np.errstate(over="ignore"):
+                values = (values - feature.mean) / feature.stddev
+        return _stored(values, name, refused)
 
     def _ids(
         self, table: pa.Table, feature: Categorical, refused: _Refused
@@ -191,9 +195,11 @@ class ColumnReader:
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         values = pc.list_flatten(column)
         keys, too_long = _keys(values, name, self._schema.max_id_bytes)
-        owner = np.repeat(np.arange(samples), lengths)
-        for mask, reason in ((_nulls(values), "wrong_type"), (too_long, "id_too_long")):
-            refused.add(np.bincount(owner[mask], minlength=samples) > 0, reason, name)
+        owner, nulls = np.repeat(np.arange(samples), lengths), _nulls(values)
+        bad = np.flatnonzero(nulls | too_long)
+        bad = bad[np.unique(owner[bad], return_index=True)[1]]  # the first of each sample
+        for mask, reason in ((nulls, "wrong_type"), (too_long, "id_too_long")):
+            refused.add(np.bincount(owner[bad[mask[bad]]], minlength=samples) > 0, reason, name)
         if default is not None and missing.any():
             ends = np.cumsum(lengths)
             keys = np.insert(keys, ends[missing], np.uint64(default))
@@ -246,6 +252,14 @@ def _floats(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     return column.to_numpy(zero_copy_only=False).astype(np.float64), nulls
 
 
+def _stored(values: NDArray[np.float64], name: str, refused: _Refused) -> NDArray[np.float32]:
+    """Values as they are stored; refused where float32 cannot hold them."""
+    with np.errstate(over="ignore"):
+        stored = values.astype(np.float32)
+    refused.add(~np.isfinite(stored), "not_finite", name)
+    return stored
+
+
 def _nulls(column: pa.Array) -> NDArray[np.bool_]:
     if column.null_count == 0:
         return np.zeros(len(column), bool)
@@ -256,13 +270,18 @@ def _nulls(column: pa.Array) -> NDArray[np.bool_]:
 def _keys(column: pa.Array, name: str, longest: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """Keys of a column of ids (any value where null), and which ids are too long."""
     none = np.zeros(len(column), bool)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.uint64), none
     if pa.types.is_integer(column.type):
         wide = pa.uint64() if pa.types.is_uint64(column.type) else pa.int64()
         column = column if column.type == wide else column.cast(wide)
         column = pc.fill_null(column, 0) if column.null_count else column
-        return hash_integers(column.to_numpy(zero_copy_only=False)), none
+        too_long = none
+        if longest < _LONGEST_INTEGER:
+            too_long = pc.greater(pc.binary_length(column.cast(pa.string())), longest).to_numpy(zero_copy_only=False)
+        return hash_integers(column.to_numpy(zero_copy_only=False)), too_long
     if _is_text(column.type):
         text, offsets = _text(column)
         return hash_strings(text, offsets), np.diff(offsets) > longest
