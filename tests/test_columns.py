@@ -111,7 +111,7 @@ def test_no_samples() -> None:
 
 
 def test_columns_of_other_lengths() -> None:
-    with pytest.raises(stm.ConfigError, match="columns differ in length: .*'user': 2"):
+    with pytest.raises(stm.ConfigError, match=r"columns differ in length: .*'user': 2"):
         read(READER, {**TABLE, "user": ["a", "b"]})
 
 
@@ -261,7 +261,7 @@ def test_crosses_are_products() -> None:
         stm.Cross("c", 4, of=("b", "a"), max_length=3),
         with_labels=False,
     )
-    batch, bad = read(made, {"a": [["x", "y"], ["x"], list(range(5000))], "b": [[1, 2], [], ["q"]]})
+    batch, bad = read(made, {"a": [["x", "y"], ["x"], [str(i) for i in range(5000)]], "b": [[1, 2], [], [3]]})
 
     def crossed(b: str, a: str) -> int:
         return hash_bytes(np.array([key(b), key(a)], "<u8").tobytes())
@@ -306,7 +306,7 @@ def test_transforms_are_made_in_double() -> None:
     )
     batch, bad = read(made, {"x": np.array([1e9 + 1, -1e9, 1e300])})
     assert batch.numeric.tolist() == [[np.float32(math.log1p(1e9 + 1)), 2.0], [-np.float32(math.log1p(1e9)), -4e9]]
-    assert bad == [(2, "not_finite", "std")]
+    assert bad == [(2, "not_finite", "x")]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_optional_labels_are_nan_where_missing() -> None:
     made = reader(label=["a", stm.Label("b", optional=True)])
     batch, bad = read(made, {"x": [0, 0], "a": [1, 0], "b": pa.array([None, 1])})
     assert_array_equal(batch.labels, np.array([[1, np.nan], [0, 1]], np.float32))
-    assert_array_equal(read(made, {"x": [0, 0], "a": [1, 0]})[0].labels[:, 1], np.float32([np.nan, np.nan]))
+    assert_array_equal(read(made, {"x": [0, 0], "a": [1, 0]})[0].labels[:, 1], np.full(2, np.nan, np.float32))
     assert not bad
 
 
