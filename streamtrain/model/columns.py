@@ -1,45 +1,28 @@
 """Columns of many samples, from pandas, Arrow or NumPy, to a batch: the same rules as for JSON, but no text between."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from streamtrain._core import TIME_RANGE, cross_ragged, hash_bytes, hash_integers, hash_strings, parse_times
+from streamtrain._core import TIME_RANGE, cross_ragged, hash_bytes, parse_times
 from streamtrain.errors import BadSample, ConfigError
+from streamtrain.model.arrow import (
+    column_of,
+    floats,
+    is_list,
+    is_numeric,
+    is_text,
+    keys_of,
+    nulls_of,
+    number_column,
+    text_of,
+)
 from streamtrain.model.batch import Batch
 from streamtrain.model.features import Categorical, Cross, Label, Numeric
 from streamtrain.model.model import Model
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_LONGEST_INTEGER = 20  # characters of an integer of 64 bits
-
-
-def as_table(samples: Any) -> pa.Table | None:
-    """An Arrow table of the samples if they are columns, else None.
-
-    Raises:
-        ConfigError: the columns differ in length, or one cannot be a column.
-    """
-    if isinstance(samples, pa.Table):
-        return samples
-    if hasattr(samples, "__arrow_c_stream__") or hasattr(samples, "__arrow_c_array__"):
-        return pa.table(samples)
-    if not isinstance(samples, Mapping):
-        return None
-    columns: dict[str, pa.Array] = {}
-    for name, column in samples.items():
-        try:
-            columns[name] = pa.array(column)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as exc:
-            raise ConfigError(f"column {name!r} is not one of samples: {exc}") from exc
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise ConfigError(f"columns differ in length: {lengths}")
-    return pa.table(columns)
 
 
 class _Refused:
@@ -108,17 +91,17 @@ class ColumnReader:
         name = self._schema.time
         if name is None or (not self._with_labels and name not in table.column_names):
             return np.zeros(table.num_rows)
-        column = _column(table, name)
+        column = column_of(table, name)
         if pa.types.is_date(column.type):
             column = column.cast(pa.timestamp("ms"))
         if pa.types.is_timestamp(column.type):
-            missing, unit = _nulls(column), _PER_SECOND[column.type.unit]
+            missing, unit = nulls_of(column), _PER_SECOND[column.type.unit]
             ticks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
             values = ticks // unit + ticks % unit / unit
-        elif _is_text(column.type):
-            values, missing = parse_times(*_text(column)), _nulls(column)
-        elif _is_number(column.type) or pa.types.is_null(column.type):
-            values, missing = _floats(column)
+        elif is_text(column.type):
+            values, missing = parse_times(*text_of(column)), nulls_of(column)
+        elif is_numeric(column.type) or pa.types.is_null(column.type):
+            values, missing = floats(column)
             refused.add(~missing & ~np.isfinite(values), "not_finite", name)
         else:
             raise ConfigError(f"column {name!r} is {column.type}; event times are numbers, timestamps or ISO 8601 text")
@@ -137,7 +120,7 @@ class ColumnReader:
         name = self._schema.weight
         if name is None or name not in table.column_names:
             return labels, np.ones(table.num_rows, np.float32)
-        weights, missing = _floats(_number_column(table, name))
+        weights, missing = floats(number_column(table, name))
         weights[missing] = 1.0
         stored = _stored(weights, name, refused)
         refused.add(weights < 0, "bad_weight", name)
@@ -146,7 +129,7 @@ class ColumnReader:
     def _label(self, table: pa.Table, label: Label, refused: _Refused) -> NDArray[np.float32]:
         if label.optional and label.name not in table.column_names:
             return np.full(table.num_rows, np.nan, np.float32)
-        values, missing = _floats(_number_column(table, label.name))
+        values, missing = floats(number_column(table, label.name))
         if not label.optional:
             refused.add(missing, "missing_field", label.name)
         stored = _stored(values, label.name, refused)
@@ -162,7 +145,7 @@ class ColumnReader:
         if feature.default is not None and name not in table.column_names:
             values, missing = np.zeros(table.num_rows), np.ones(table.num_rows, bool)
         else:
-            values, missing = _floats(_number_column(table, name))
+            values, missing = floats(number_column(table, name))
         if feature.default is None:
             refused.add(missing, "missing_field", name)
         values[missing] = feature.default or 0.0
@@ -181,21 +164,21 @@ class ColumnReader:
         default = None if feature.default is None else hash_bytes(str(feature.default).encode())
         if default is not None and name not in table.column_names:
             return np.full(samples, default, np.uint64), np.arange(samples + 1, dtype=np.int32)
-        column = _column(table, name)
+        column = column_of(table, name)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        missing = _nulls(column)
+        missing = nulls_of(column)
         if default is None:
             refused.add(missing, "missing_field", name)
-        if not _is_list(column.type):
-            keys, too_long = _keys(column, name, self._schema.max_id_bytes)
+        if not is_list(column.type):
+            keys, too_long = keys_of(column, name, self._schema.max_id_bytes)
             refused.add(too_long, "id_too_long", name)
             keys[missing] = default or 0
             return keys, np.arange(samples + 1, dtype=np.int32)
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         values = pc.list_flatten(column)
-        keys, too_long = _keys(values, name, self._schema.max_id_bytes)
-        owner, nulls = np.repeat(np.arange(samples), lengths), _nulls(values)
+        keys, too_long = keys_of(values, name, self._schema.max_id_bytes)
+        owner, nulls = np.repeat(np.arange(samples), lengths), nulls_of(values)
         bad = np.flatnonzero(nulls | too_long)
         bad = bad[np.unique(owner[bad], return_index=True)[1]]  # the first of each sample
         for mask, reason in ((nulls, "wrong_type"), (too_long, "id_too_long")):
@@ -228,81 +211,9 @@ def _truncate(
     return keys, np.concatenate([[0], ends]).astype(np.int32)
 
 
-def _column(table: pa.Table, name: str) -> pa.Array:
-    if name not in table.column_names:
-        raise ConfigError(f"there is no column {name!r}; columns are {table.column_names}")
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _number_column(table: pa.Table, name: str) -> pa.Array:
-    column = _column(table, name)
-    if not _is_number(column.type) and not pa.types.is_boolean(column.type) and not pa.types.is_null(column.type):
-        raise ConfigError(f"column {name!r} is {column.type}; it must be numbers")
-    return column
-
-
-def _floats(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """A column as float64 (0 where null) and where it is null."""
-    nulls = _nulls(column)
-    if pa.types.is_decimal(column.type) or pa.types.is_boolean(column.type) or pa.types.is_null(column.type):
-        column = column.cast(pa.float64(), safe=False)
-    if column.null_count:
-        column = pc.fill_null(column, 0)
-    return column.to_numpy(zero_copy_only=False).astype(np.float64), nulls
-
-
 def _stored(values: NDArray[np.float64], name: str, refused: _Refused) -> NDArray[np.float32]:
     """Values as they are stored; refused where float32 cannot hold them."""
     with np.errstate(over="ignore"):
         stored = values.astype(np.float32)
     refused.add(~np.isfinite(stored), "not_finite", name)
     return stored
-
-
-def _nulls(column: pa.Array) -> NDArray[np.bool_]:
-    if column.null_count == 0:
-        return np.zeros(len(column), bool)
-    nulls: NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
-    return nulls
-
-
-def _keys(column: pa.Array, name: str, longest: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Keys of a column of ids (any value where null), and which ids are too long."""
-    none = np.zeros(len(column), bool)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_null(column.type):
-        return np.zeros(len(column), np.uint64), none
-    if pa.types.is_integer(column.type):
-        wide = pa.uint64() if pa.types.is_uint64(column.type) else pa.int64()
-        column = column if column.type == wide else column.cast(wide)
-        column = pc.fill_null(column, 0) if column.null_count else column
-        too_long = none
-        if longest < _LONGEST_INTEGER:
-            too_long = pc.greater(pc.binary_length(column.cast(pa.string())), longest).to_numpy(zero_copy_only=False)
-        return hash_integers(column.to_numpy(zero_copy_only=False)), too_long
-    if _is_text(column.type):
-        text, offsets = _text(column)
-        return hash_strings(text, offsets), np.diff(offsets) > longest
-    raise ConfigError(f"column {name!r} is {column.type}; ids are integers or text")
-
-
-def _text(column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The bytes of a column of texts (empty where null), and the offsets [n + 1] of each in them."""
-    column = pc.fill_null(column.cast(pa.large_string()), "")
-    _, offsets, data = column.buffers()
-    text = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    return text, np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -13,8 +13,9 @@ import numpy as np
 
 from streamtrain._core import DECODE_REASONS, CategoricalSpec, CrossSpec, Decoder, LabelSpec, NumericSpec
 from streamtrain.errors import BadSample, ConfigError
+from streamtrain.model.arrow import as_table
 from streamtrain.model.batch import Batch
-from streamtrain.model.columns import ColumnReader, as_table
+from streamtrain.model.columns import ColumnReader
 from streamtrain.model.model import Model
 
 REASONS: tuple[str, ...] = DECODE_REASONS
