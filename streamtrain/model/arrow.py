@@ -38,13 +38,18 @@ def as_table(samples: Any) -> pa.Table | None:
     return pa.table(columns)
 
 
+def has_column(table: pa.Table, name: str) -> bool:
+    """Whether a table has just one column of that name."""
+    return bool(table.schema.get_field_index(name) >= 0)  # `table.column_names` would make a list of all, every time
+
+
 def column_of(table: pa.Table, name: str) -> pa.Array:
     """A column in one piece.
 
     Raises:
         ConfigError: there is no such column.
     """
-    if name not in table.column_names:
+    if not has_column(table, name):
         raise ConfigError(f"there is no column {name!r}; columns are {table.column_names}")
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -10,6 +10,7 @@ from streamtrain.errors import BadSample, ConfigError
 from streamtrain.model.arrow import (
     column_of,
     floats,
+    has_column,
     is_list,
     is_numeric,
     is_text,
@@ -89,7 +90,7 @@ class ColumnReader:
 
     def _times(self, table: pa.Table, refused: _Refused) -> NDArray[np.float64]:
         name = self._schema.time
-        if name is None or (not self._with_labels and name not in table.column_names):
+        if name is None or (not self._with_labels and not has_column(table, name)):
             return np.zeros(table.num_rows)
         column = column_of(table, name)
         if pa.types.is_date(column.type):
@@ -118,7 +119,7 @@ class ColumnReader:
         for j, one in enumerate(self._model.labels):
             labels[:, j] = self._label(table, one, refused)
         name = self._schema.weight
-        if name is None or name not in table.column_names:
+        if name is None or not has_column(table, name):
             return labels, np.ones(table.num_rows, np.float32)
         weights, missing = floats(number_column(table, name))
         weights[missing] = 1.0
@@ -127,7 +128,7 @@ class ColumnReader:
         return labels, stored
 
     def _label(self, table: pa.Table, label: Label, refused: _Refused) -> NDArray[np.float32]:
-        if label.optional and label.name not in table.column_names:
+        if label.optional and not has_column(table, label.name):
             return np.full(table.num_rows, np.nan, np.float32)
         values, missing = floats(number_column(table, label.name))
         if not label.optional:
@@ -142,7 +143,7 @@ class ColumnReader:
 
     def _number(self, table: pa.Table, feature: Numeric, refused: _Refused) -> NDArray[np.float32]:
         name = feature.field_name
-        if feature.default is not None and name not in table.column_names:
+        if feature.default is not None and not has_column(table, name):
             values, missing = np.zeros(table.num_rows), np.ones(table.num_rows, bool)
         else:
             values, missing = floats(number_column(table, name))
@@ -162,7 +163,7 @@ class ColumnReader:
         """Keys and offsets of one feature."""
         name, samples = feature.field_name, table.num_rows
         default = None if feature.default is None else hash_bytes(str(feature.default).encode())
-        if default is not None and name not in table.column_names:
+        if default is not None and not has_column(table, name):
             return np.full(samples, default, np.uint64), np.arange(samples + 1, dtype=np.int32)
         column = column_of(table, name)
         if pa.types.is_dictionary(column.type):
