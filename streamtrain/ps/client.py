@@ -9,6 +9,8 @@ from streamtrain._core import Plan
 from streamtrain.model.dense import DenseLayout
 from streamtrain.ps.shard import PushStats, RowUpdate, Shard
 
+_GRADIENT_LIMIT = 2.0**56  # as in the core's optimizer.h
+
 
 class Client:
     """Scatters requests over shards and puts their answers in the plan's order.
@@ -57,6 +59,9 @@ class Client:
             dense_gradient: float32 [P].
             watermark: latest event time, in seconds.
         """
+        if len(self._shards) > 1 and not np.abs(dense_gradient).max(initial=0) < _GRADIENT_LIMIT:
+            # Each shard judges its slice alone, but what is dropped must not depend on where slices are cut.
+            dense_gradient = np.full_like(dense_gradient, np.nan)
         stats = PushStats()
         by_table = self._by_table(plan, gradients)
         columns = [(plan.keys(t), by_table[t], plan.counts(t), plan.times(t)) for t in range(len(self._dims))]
