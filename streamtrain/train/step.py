@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Plan
+from streamtrain.errors import ConfigError
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 
@@ -106,6 +107,7 @@ class Step:
         self.state: list[Any] = [tf.constant(w.numpy()) for w in model.keras.non_trainable_variables]
         self._differs = _differs_in_training(model.keras)
         self._columns = _Columns.of(model)
+        self._loss_shapes: dict[str, Any] = {}
         dense = tf.TensorSpec([len(self._layout)], tf.float32)
         state = [tf.TensorSpec(w.shape, w.dtype) for w in self.state]
         self._train, self._predict = (
@@ -115,6 +117,9 @@ class Step:
                 (self._predict_graph, self._columns.in_prediction),
             )
         )
+        for name, shape in self._loss_shapes.items():
+            if shape.rank == 0 or (shape.rank is not None and shape[1:].num_elements() != 1):
+                raise ConfigError(f"loss of {name!r} must return one value per sample, [batch], not {shape}")
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The graph's non-trainable weights by path."""
@@ -227,7 +232,9 @@ class Step:
                 present = tf.logical_not(tf.math.is_nan(truth))
                 truth = tf.where(present, truth, tf.zeros_like(truth))
                 weight = weight * tf.cast(present[:, 0], tf.float32)
-            per_sample = tf.reshape(function(truth, outputs[label.name]), [-1])
+            per_sample = tf.convert_to_tensor(function(truth, outputs[label.name]))
+            self._loss_shapes[label.name] = per_sample.shape
+            per_sample = tf.reshape(per_sample, [-1])
             total += self._model.loss_weights[label.name] * tf.reduce_sum(per_sample * weight)
         if self._model.reduction == "mean":
             total /= tf.cast(tf.maximum(tf.shape(labels)[0], 1), tf.float32)
