@@ -97,6 +97,14 @@ def test_a_long_file_has_a_reason(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= 300 or file.name in LONG
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "tests" / "native").glob("*.py")), ids=lambda f: f.name)
+def test_native_tests_do_not_load_tensorflow(file: Path) -> None:
+    """They run under sanitizers, where TensorFlow would not."""
+    for name, node in imports(ast.parse(file.read_text())):
+        allowed = not name.startswith(("tensorflow", "keras", "tests")) or name.startswith("tests.oracles")
+        assert allowed, f"{file}:{node.lineno} imports {name}"
+
+
 def test_public_names_are_listed_and_there() -> None:
     assert all(hasattr(streamtrain, name) for name in streamtrain.__all__)
     public = {name for name, value in vars(streamtrain).items() if not name.startswith("_") and not _is_module(value)}
