@@ -153,7 +153,7 @@ class Plan:
 # dense parameters
 @final
 class DenseVector:
-    """A slice of the dense parameters and its optimizer; not thread-safe."""
+    """A slice of the dense parameters and its optimizer; any thread may call anything."""
 
     def __init__(
         self,
@@ -169,13 +169,12 @@ class DenseVector:
     def __len__(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-    @property
-    def values(self) -> NDArray[np.float32]:
-        """A read-only view that follows every update."""
+    def pull(self, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """A copy [size] of the values, into `out` if given; no update is seen in part."""
 
     @property
     def slots(self) -> NDArray[np.float32]:
-        """Optimizer state by element, [number of slots, size]."""
+        """A copy of the optimizer state by element, [number of slots, size]."""
 
     @property
     def steps(self) -> float:
@@ -240,7 +239,12 @@ class PushResult:
         """Positions in the call of the gradients that were dropped because they were not finite."""
 
 class Table:
-    """An embedding table. Not thread-safe: one writer, or many calls of pull, lookup, scan and stats."""
+    """An embedding table; any thread may call anything, at any time.
+
+    Readers (pull, lookup, scan, stats, len, nbytes, pending, admission) run together, all others alone. A call has the
+    table to itself for at most 4096 rows at a time, and whoever waits goes in between: other threads' changes may come
+    between the parts of a longer call, but no row is ever seen half changed.
+    """
 
     def __init__(
         self,
@@ -304,7 +308,10 @@ class Table:
     def pending(self, channel: int) -> int:
         """At most how many rows and tombstones the channel still holds."""
     def drain(self, channel: int, max_rows: int) -> Drained:
-        """Take at most max_rows entries out of the channel; loop while `pending`."""
+        """Take at most max_rows entries out of the channel, fewer if others write meanwhile; loop while `pending`.
+
+        A key is at most once in what one call returns.
+        """
     def mark_dirty(self, channel: int, keys: NDArray[np.uint64]) -> None:
         """Put drained keys back: as changed if they have a row, else as tombstones."""
     def begin_snapshot(self) -> None: ...

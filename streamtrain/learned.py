@@ -40,7 +40,7 @@ def write_learned(
         CheckpointError: it cannot be written.
     """
     arrays: dict[str, NDArray[Any]] = {
-        "dense": np.concatenate([shard.dense.values for shard in shards]),
+        "dense": np.concatenate([shard.dense.pull() for shard in shards]),
         "dense_slots": np.concatenate([shard.dense.slots for shard in shards], axis=1),
     }
     arrays |= {_STATISTICS + name: values for name, values in statistics.items()}

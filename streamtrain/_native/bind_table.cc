@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bind.h"
-#include "table.h"
+#include "shared_table.h"
 
 namespace streamtrain {
 namespace {
@@ -16,6 +16,9 @@ namespace {
 using Keys = In<uint64_t, nb::ndim<1>>;
 using Words = In<uint32_t, nb::ndim<1>>;
 using Matrix = In<float, nb::ndim<2>>;
+
+// Locks are waited for without Python's.
+using Released = nb::call_guard<nb::gil_scoped_release>;
 
 struct Drained {
   Rows rows;
@@ -91,7 +94,7 @@ nb::object birth_rows(Keys keys, size_t dim, uint64_t seed, std::string_view kin
   });
 }
 
-void construct(Table* self, size_t dim, std::string_view optimizer, float rate, float initial_accumulator,
+void construct(SharedTable* self, size_t dim, std::string_view optimizer, float rate, float initial_accumulator,
                float epsilon, float beta1, float beta2, float beta, float l1, float l2, uint64_t seed,
                std::string_view init, float init_scale, std::string_view dtype, uint32_t min_count,
                uint32_t sketch_width, uint32_t expire_after, uint32_t capacity) {
@@ -105,15 +108,15 @@ void construct(Table* self, size_t dim, std::string_view optimizer, float rate, 
   config.sketch_width = sketch_width;
   config.expire_after = expire_after;
   config.capacity = capacity;
-  new (self) Table(config);
+  new (self) SharedTable(config);
 }
 
-nb::object pull(const Table& t, Keys keys, std::optional<Out<float, nb::ndim<2>>> out) {
+nb::object pull(const SharedTable& t, Keys keys, std::optional<Out<float, nb::ndim<2>>> out) {
   return rows_into(out, keys.shape(0), t.layout().dim,
                    [&](float* data) { t.pull(keys.data(), keys.shape(0), data); });
 }
 
-PushResult push(Table& t, Keys keys, Matrix gradients, Words counts, Words times, std::optional<float> rate) {
+PushResult push(SharedTable& t, Keys keys, Matrix gradients, Words counts, Words times, std::optional<float> rate) {
   const size_t n = keys.shape(0);
   check(gradients, n, t.layout().dim, "gradients must be [number of keys, dim]");
   check(counts, n, "counts must have as many elements as keys");
@@ -122,7 +125,7 @@ PushResult push(Table& t, Keys keys, Matrix gradients, Words counts, Words times
   return t.push(keys.data(), gradients.data(), counts.data(), times.data(), n, rate);
 }
 
-uint64_t load(Table& t, Keys keys, Matrix embeddings, Matrix state, Words counts, Words last_seen) {
+uint64_t load(SharedTable& t, Keys keys, Matrix embeddings, Matrix state, Words counts, Words last_seen) {
   const size_t n = keys.shape(0);
   check(embeddings, n, t.layout().dim, "embeddings must be [number of keys, dim]");
   check(state, n, t.layout().state_size, "state must be [number of keys, state_size]");
@@ -132,12 +135,12 @@ uint64_t load(Table& t, Keys keys, Matrix embeddings, Matrix state, Words counts
   return t.load(keys.data(), embeddings.data(), state.data(), counts.data(), last_seen.data(), n);
 }
 
-uint64_t remove_keys(Table& t, Keys keys) {
+uint64_t remove_keys(SharedTable& t, Keys keys) {
   nb::gil_scoped_release release;
   return t.remove(keys.data(), keys.shape(0));
 }
 
-nb::tuple lookup(const Table& t, Keys keys) {
+nb::tuple lookup(const SharedTable& t, Keys keys) {
   Found f;
   {
     nb::gil_scoped_release release;
@@ -147,14 +150,14 @@ nb::tuple lookup(const Table& t, Keys keys) {
   return nb::make_tuple(found, to_numpy(std::move(f.counts)), to_numpy(std::move(f.last_seen)));
 }
 
-Rows empty_rows(const Table& t) {
+Rows empty_rows(const SharedTable& t) {
   Rows rows;
   rows.dim = t.layout().dim;
   rows.state_size = t.layout().state_size;
   return rows;
 }
 
-nb::tuple scan(const Table& t, uint32_t cursor, uint32_t max_rows) {
+nb::tuple scan(const SharedTable& t, uint32_t cursor, uint32_t max_rows) {
   require(max_rows > 0, "max_rows must be positive");
   Rows rows = empty_rows(t);
   std::optional<uint32_t> next;
@@ -165,19 +168,19 @@ nb::tuple scan(const Table& t, uint32_t cursor, uint32_t max_rows) {
   return nb::make_tuple(next, std::move(rows));
 }
 
-Drained drain(Table& t, uint32_t channel, uint32_t max_rows) {
+Drained drain(SharedTable& t, uint32_t channel, uint32_t max_rows) {
   Drained part{empty_rows(t), {}};
   nb::gil_scoped_release release;
   t.drain(channel, max_rows, part.rows, part.tombstones);
   return part;
 }
 
-void mark_dirty(Table& t, uint32_t channel, Keys keys) {
+void mark_dirty(SharedTable& t, uint32_t channel, Keys keys) {
   nb::gil_scoped_release release;
   t.mark_dirty(channel, keys.data(), keys.shape(0));
 }
 
-std::optional<Rows> read_snapshot(Table& t, uint32_t max_rows) {
+std::optional<Rows> read_snapshot(SharedTable& t, uint32_t max_rows) {
   require(max_rows > 0, "max_rows must be positive");
   Rows rows = empty_rows(t);
   nb::gil_scoped_release release;
@@ -185,8 +188,22 @@ std::optional<Rows> read_snapshot(Table& t, uint32_t max_rows) {
   return rows;
 }
 
-nb::dict stats(const Table& t) {
-  const TableStats s = t.stats();
+TableStats stats_of(const SharedTable& t) {
+  nb::gil_scoped_release release;
+  return t.stats();
+}
+
+auto admission(const SharedTable& t) {
+  std::vector<uint8_t> bytes;
+  {
+    nb::gil_scoped_release release;
+    bytes = t.admission_bytes();
+  }
+  return to_numpy(std::move(bytes));
+}
+
+nb::dict stats(const SharedTable& t) {
+  const TableStats s = stats_of(t);
   nb::dict d;
   d["rows"] = s.rows;
   d["inserted"] = s.inserted;
@@ -204,8 +221,8 @@ nb::dict stats(const Table& t) {
   return d;
 }
 
-size_t byte_count(const Table& t) {
-  const TableStats s = t.stats();
+size_t byte_count(const SharedTable& t) {
+  const TableStats s = stats_of(t);
   return s.rows_bytes + s.index_bytes + s.dirty_bytes + s.sketch_bytes + s.snapshot_bytes;
 }
 
@@ -241,15 +258,15 @@ void bind_table(nb::module_& m) {
   bind_parts(m);
   m.def("birth", &birth_rows, "keys"_a.noconvert(), "dim"_a, nb::kw_only(), "seed"_a, "init"_a = "uniform",
         "init_scale"_a = 0.01f, "dtype"_a = "float32", "out"_a.noconvert() = nb::none());
-  nb::class_<Table>(m, "Table")
+  nb::class_<SharedTable>(m, "Table")
       .def("__init__", &construct, "dim"_a, nb::kw_only(), "optimizer"_a, "rate"_a, "initial_accumulator"_a = 0.1f,
            "epsilon"_a = 1e-7f, "beta1"_a = 0.9f, "beta2"_a = 0.999f, "beta"_a = 1.0f, "l1"_a = 0.0f, "l2"_a = 0.0f,
            "seed"_a = 0, "init"_a = "uniform", "init_scale"_a = 0.01f, "dtype"_a = "float32", "min_count"_a = 1,
            "sketch_width"_a = 1u << 20, "expire_after"_a = 0, "capacity"_a = 0)
-      .def_prop_ro("dim", [](const Table& t) { return t.layout().dim; })
-      .def_prop_ro("state_size", [](const Table& t) { return t.layout().state_size; })
+      .def_prop_ro("dim", [](const SharedTable& t) { return t.layout().dim; })
+      .def_prop_ro("state_size", [](const SharedTable& t) { return t.layout().state_size; })
       .def_prop_ro("nbytes", &byte_count)
-      .def("__len__", &Table::size)
+      .def("__len__", &SharedTable::size, Released())
       .def("stats", &stats)
       .def("pull", &pull, "keys"_a.noconvert(), "out"_a.noconvert() = nb::none())
       .def("push", &push, "keys"_a.noconvert(), "gradients"_a.noconvert(), "counts"_a.noconvert(),
@@ -258,18 +275,18 @@ void bind_table(nb::module_& m) {
            "counts"_a.noconvert(), "last_seen"_a.noconvert())
       .def("remove", &remove_keys, "keys"_a.noconvert())
       .def("lookup", &lookup, "keys"_a.noconvert())
-      .def("expire", &Table::expire, "now"_a, "max_rows"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("expire", &SharedTable::expire, "now"_a, "max_rows"_a, Released())
       .def("scan", &scan, "cursor"_a, "max_rows"_a)
-      .def("open_channel", &Table::open_channel)
-      .def("close_channel", &Table::close_channel, "channel"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("pending", &Table::pending, "channel"_a)
+      .def("open_channel", &SharedTable::open_channel, Released())
+      .def("close_channel", &SharedTable::close_channel, "channel"_a, Released())
+      .def("pending", &SharedTable::pending, "channel"_a, Released())
       .def("drain", &drain, "channel"_a, "max_rows"_a)
       .def("mark_dirty", &mark_dirty, "channel"_a, "keys"_a.noconvert())
-      .def("begin_snapshot", &Table::begin_snapshot)
+      .def("begin_snapshot", &SharedTable::begin_snapshot, Released())
       .def("read_snapshot", &read_snapshot, "max_rows"_a)
-      .def("end_snapshot", &Table::end_snapshot)
-      .def("admission", [](const Table& t) { return to_numpy(t.admission_bytes()); })
-      .def("merge_admission", [](Table& t, In<uint8_t, nb::ndim<1>> state) {
+      .def("end_snapshot", &SharedTable::end_snapshot, Released())
+      .def("admission", &admission)
+      .def("merge_admission", [](SharedTable& t, In<uint8_t, nb::ndim<1>> state) {
         nb::gil_scoped_release release;
         t.merge_admission(state.data(), state.shape(0));
       }, "state"_a.noconvert());

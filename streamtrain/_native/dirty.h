@@ -14,6 +14,7 @@
 #include <deque>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "index.h"
 #include "rows.h"
@@ -69,8 +70,10 @@ class DirtyChannels {
  public:
   static constexpr uint32_t kChannels = 3;
 
+  enum class State : uint8_t { kFree, kOpen, kClosing };
+
   struct Channel {
-    bool open = false;
+    State state = State::kFree;
     std::deque<uint32_t> rows;
     TombstoneSet tombstones;
   };
@@ -79,25 +82,38 @@ class DirtyChannels {
 
   uint32_t open() {
     for (uint32_t c = 0; c < kChannels; ++c) {
-      if (channels_[c].open) continue;
-      channels_[c].open = true;
+      if (channels_[c].state != State::kFree) continue;
+      channels_[c].state = State::kOpen;
       open_bits_ |= bit(c);
       return c;
     }
     throw std::logic_error("all 3 channels are open");
   }
 
-  void close(uint32_t channel, RowStore& rows) {
-    Channel& c = get(channel);
-    for (uint32_t id : c.rows) rows.header(id)->meta &= ~bit(channel);
-    c = Channel();
+  // What the channel held, for the calls of close that follow.
+  Channel begin_close(uint32_t channel) {
+    Channel rest = std::exchange(get(channel), Channel());
+    channels_[channel].state = State::kClosing;
     open_bits_ &= ~bit(channel);
+    return rest;
   }
 
-  Channel& get(uint32_t channel) {
-    if (channel >= kChannels || !channels_[channel].open) throw std::invalid_argument("no such open channel");
+  // Clears up to `limit` rows; whether there are more.
+  bool close(uint32_t channel, Channel& rest, RowStore& rows, uint32_t limit) {
+    for (; limit && !rest.rows.empty(); --limit) {
+      rows.header(rest.rows.front())->meta &= ~bit(channel);
+      rest.rows.pop_front();
+    }
+    if (rest.rows.empty()) channels_[channel].state = State::kFree;
+    return !rest.rows.empty();
+  }
+
+  const Channel& get(uint32_t channel) const {
+    if (channel >= kChannels || channels_[channel].state != State::kOpen)
+      throw std::invalid_argument("no such open channel");
     return channels_[channel];
   }
+  Channel& get(uint32_t channel) { return const_cast<Channel&>(std::as_const(*this).get(channel)); }
 
   // The row changed.
   void mark(RowHeader* row, uint32_t id) {
@@ -118,7 +134,7 @@ class DirtyChannels {
   }
   void removed(uint64_t key) {
     for (Channel& c : channels_)
-      if (c.open) c.tombstones.add(key);
+      if (c.state == State::kOpen) c.tombstones.add(key);
   }
 
   size_t bytes() const {

@@ -24,27 +24,33 @@ namespace streamtrain {
 
 class EvictionClock {
  public:
-  // Calls evict(id) for `excess` live rows. REQUIRES: excess <= rows.live(); evict removes the row.
+  // To be called before the first of the calls of run that take an excess away.
+  void begin(const RowStore& rows, uint32_t excess) {
+    patience_ = uint64_t{2} * rows.end();
+    if (excess > rows.end() / 16) budget_ = 0;  // the threshold at hand was drawn for smaller calls
+  }
+
+  // Visits at most `limit` rows and calls evict(id) for live ones, at most `excess`; returns for how many.
+  // REQUIRES: excess <= rows.live(); evict removes the row.
   template <typename Evict>
-  void run(const RowStore& rows, uint32_t excess, Evict evict) {
-    const uint32_t end = rows.end();
-    uint64_t patience = uint64_t{2} * end;
-    if (excess > end / 16) budget_ = 0;  // the threshold at hand was drawn for smaller calls
-    while (excess) {
+  uint32_t run(const RowStore& rows, uint32_t excess, uint32_t limit, Evict evict) {
+    const uint32_t end = rows.end(), wanted = excess;
+    for (; excess && limit; --limit) {
       if (budget_ == 0) {
         draw(rows, excess);
         budget_ = std::max(end / 16, 1u);
       }
       if (hand_ >= end) hand_ = 0;
       const RowHeader* row = rows.header(hand_);
-      if (row->live() && (row->last_seen <= threshold_ || patience == 0)) {
+      if (row->live() && (row->last_seen <= threshold_ || patience_ == 0)) {
         evict(hand_);
         --excess;
       }
       ++hand_;
       --budget_;
-      if (patience) --patience;
+      if (patience_) --patience_;
     }
+    return wanted - excess;
   }
 
  private:
@@ -74,7 +80,7 @@ class EvictionClock {
   }
 
   uint32_t hand_ = 0, threshold_ = 0, budget_ = 0;
-  uint64_t draws_ = 0;
+  uint64_t draws_ = 0, patience_ = 0;
 };
 
 }  // namespace streamtrain

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "pages.h"
@@ -29,11 +30,10 @@ class Snapshot {
     open_ = true;
   }
 
-  void end() {
+  // What it held, whose memory so need not be let go of at once.
+  Snapshot end() {
     if (!open_) throw std::logic_error("no snapshot is open");
-    bits_ = Pages();
-    aside_.clear();
-    open_ = false;
+    return std::exchange(*this, Snapshot());
   }
 
   bool open() const { return open_; }

@@ -115,7 +115,6 @@ PushResult Table::push(const uint64_t* keys, const float* gradients, const uint3
   totals_.inserted += result.inserted;
   totals_.unadmitted += result.unadmitted;
   totals_.non_finite += result.non_finite.size();
-  result.evicted = enforce_capacity();
   return result;
 }
 
@@ -167,20 +166,31 @@ void Table::erase(uint32_t id) {
   rows_.release(id);
 }
 
-uint64_t Table::enforce_capacity() {
-  if (config_.capacity == 0 || rows_.live() <= config_.capacity) return 0;
-  const uint32_t excess = rows_.live() - config_.capacity;
-  clock_.run(rows_, excess, [&](uint32_t id) { erase(id); });
-  totals_.evicted += excess;
-  return excess;
+uint32_t Table::excess() const {
+  return config_.capacity && rows_.live() > config_.capacity ? rows_.live() - config_.capacity : 0;
+}
+
+bool Table::begin_eviction() {
+  if (!excess()) return false;
+  clock_.begin(rows_, excess());
+  return true;
+}
+
+uint64_t Table::evict(uint32_t limit) {
+  const uint32_t evicted = clock_.run(rows_, excess(), limit, [&](uint32_t id) { erase(id); });
+  totals_.evicted += evicted;
+  return evicted;
+}
+
+void check_finite(const float* embeddings, size_t n, const float* state, size_t m) {
+  const auto finite = [](float value) { return std::isfinite(value); };
+  if (!std::all_of(embeddings, embeddings + n, finite) || !std::all_of(state, state + m, finite))
+    throw std::invalid_argument("embeddings and state must be finite");
 }
 
 uint64_t Table::load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
                      const uint32_t* last_seen, size_t n) {
   const size_t dim = layout_.dim, state_size = layout_.state_size;
-  const auto finite = [](float value) { return std::isfinite(value); };
-  if (!std::all_of(embeddings, embeddings + n * dim, finite) || !std::all_of(state, state + n * state_size, finite))
-    throw std::invalid_argument("embeddings and state must be finite");
   uint64_t inserted = 0;
   pipelined<1>(keys, n, layout_.stride, [&](size_t i, uint32_t look) {
     uint32_t id = confirmed(keys[i], look);
@@ -198,7 +208,6 @@ uint64_t Table::load(const uint64_t* keys, const float* embeddings, const float*
     dirty_.mark(header, id);
   });
   totals_.inserted += inserted;
-  enforce_capacity();
   return inserted;
 }
 
@@ -214,17 +223,15 @@ uint64_t Table::remove(const uint64_t* keys, size_t n) {
   return removed;
 }
 
-Found Table::lookup(const uint64_t* keys, size_t n) const {
-  Found result{std::vector<uint8_t>(n), std::vector<uint32_t>(n), std::vector<uint32_t>(n)};
+void Table::lookup(const uint64_t* keys, size_t n, uint8_t* found, uint32_t* counts, uint32_t* last_seen) const {
   pipelined<0>(keys, n, sizeof(RowHeader), [&](size_t i, uint32_t look) {
     const uint32_t id = look == kNoRow ? kNoRow : confirmed(keys[i], look);
+    found[i] = id != kNoRow;
     if (id == kNoRow) return;
     const RowHeader* header = rows_.header(id);
-    result.found[i] = 1;
-    result.counts[i] = header->count();
-    result.last_seen[i] = header->last_seen;
+    counts[i] = header->count();
+    last_seen[i] = header->last_seen;
   });
-  return result;
 }
 
 uint64_t Table::expire(uint32_t now, uint32_t limit) {

@@ -15,7 +15,8 @@
 // Memory: a row's bytes (rows.h) and 11 to 13 bytes of index per row, growth included, and 4 bytes per row and open
 // channel with a change. Growth moves no rows and rebuilds 1/1024 of the index at a time.
 //
-// Thread safety: external synchronisation: one writer, or many callers of const functions.
+// Thread safety: external synchronisation: one writer, or many callers of const functions. shared_table.h adds that.
+// Calls may be cut anywhere into calls with fewer keys or rows; results are those of the whole.
 // Invariant: the index holds exactly the live rows.
 #pragma once
 
@@ -61,7 +62,7 @@ struct PushResult {
   uint64_t applied = 0;     // gradients that changed a row
   uint64_t inserted = 0;    // rows born
   uint64_t unadmitted = 0;  // gradients dropped because their key has not been seen often enough
-  uint64_t evicted = 0;     // rows removed to stay within the capacity
+  uint64_t evicted = 0;     // rows removed to stay within the capacity: of SharedTable
   std::vector<uint32_t> non_finite;  // positions of gradients that were not finite
 };
 
@@ -75,6 +76,9 @@ struct TableStats {
   uint64_t row_bytes, rows_bytes, index_bytes, dirty_bytes, sketch_bytes, snapshot_bytes;
 };
 
+// Throws std::invalid_argument if a value is not finite.
+void check_finite(const float* embeddings, size_t n, const float* state, size_t m);
+
 class Table {
  public:
   // Throws std::invalid_argument for a configuration that makes no sense.
@@ -83,25 +87,34 @@ class Table {
   const TableConfig& config() const { return config_; }
   const RowLayout& layout() const { return layout_; }
   uint32_t size() const { return rows_.live(); }
+  uint32_t ids() const { return rows_.end(); }  // all row ids are below this one
   TableStats stats() const;
 
   // out[n, dim] = the rows of n keys, or their first values.
   void pull(const uint64_t* keys, size_t n, float* out) const;
 
   // Applies gradients[n, dim], each of which stands for counts[i] occurrences of its key, the last one at times[i]
-  // (seconds). A rate replaces the configured one for this call.
+  // (seconds). A rate replaces the configured one for this call. The capacity is left to evict.
   PushResult push(const uint64_t* keys, const float* gradients, const uint32_t* counts, const uint32_t* times, size_t n,
                   std::optional<float> rate);
 
   // Writes whole rows, as from a checkpoint; returns how many were new. Embeddings are rounded to nearest.
-  // Throws std::invalid_argument, before anything changes, if a value is not finite.
+  // The capacity is left to evict. REQUIRES: check_finite.
   uint64_t load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
                 const uint32_t* last_seen, size_t n);
+
+  // How many rows the capacity is exceeded by.
+  uint32_t excess() const;
+  // To be called after a push or load, and before evict: whether the capacity is exceeded.
+  bool begin_eviction();
+  // Visits at most `limit` rows and removes some (eviction.h), none if there is no excess; returns how many.
+  uint64_t evict(uint32_t limit);
 
   // Removes rows; returns how many there were.
   uint64_t remove(const uint64_t* keys, size_t n);
 
-  Found lookup(const uint64_t* keys, size_t n) const;
+  // Writes whether each key has a row; of those that have one, also counts and last_seen.
+  void lookup(const uint64_t* keys, size_t n, uint8_t* found, uint32_t* counts, uint32_t* last_seen) const;
 
   // Visits the next `limit` row ids, in a circle, and removes the rows that were last seen more than expire_after
   // seconds before `now`; returns how many.
@@ -113,18 +126,23 @@ class Table {
 
   // Opens a channel, from now on: changes before are not in it.
   uint32_t open_channel() { return dirty_.open(); }
-  void close_channel(uint32_t channel) { dirty_.close(channel, rows_); }
+  // Closing takes as many calls of close as it says that there is more; the channel counts as closed from the first on.
+  DirtyChannels::Channel begin_close(uint32_t channel) { return dirty_.begin_close(channel); }
+  bool close(uint32_t channel, DirtyChannels::Channel& rest, uint32_t limit) {
+    return dirty_.close(channel, rest, rows_, limit);
+  }
   // At most how many rows and tombstones the channel still has.
-  uint64_t pending(uint32_t channel);
-  // Takes up to `limit` entries out of the channel: tombstones first, then rows, first changed first.
-  void drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones);
+  uint64_t pending(uint32_t channel) const;
+  // Takes up to `limit` entries out of the channel: tombstones first, then rows, first changed first; false when it is
+  // empty.
+  bool drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones);
   // Puts keys back into a channel: those with a row as changed, the others as tombstones.
   void mark_dirty(uint32_t channel, const uint64_t* keys, size_t n);
 
   void begin_snapshot() { snapshot_.begin(rows_.end()); }
   // Appends the next part, visiting at most `limit` rows; false when all has been read.
   bool read_snapshot(uint32_t limit, Rows& out);
-  void end_snapshot() { snapshot_.end(); }
+  Snapshot end_snapshot() { return snapshot_.end(); }  // what it held
 
   // The bytes of the admission sketch, empty without admission (sketch.h).
   std::vector<uint8_t> admission_bytes() const;
@@ -139,7 +157,6 @@ class Table {
   void give_birth(std::byte* row, uint64_t key, float rate);
   void update(std::byte* row, const float* gradient, float rate);
   void erase(uint32_t id);
-  uint64_t enforce_capacity();
   void append(const std::byte* row, Rows& out) const;
   template <int kForWriting, typename Visit>
   void pipelined(const uint64_t* keys, size_t n, size_t row_bytes, Visit visit) const;

@@ -44,12 +44,12 @@ std::optional<uint32_t> Table::scan(uint32_t cursor, uint32_t limit, Rows& out) 
   return cursor < end ? std::optional(cursor) : std::nullopt;
 }
 
-uint64_t Table::pending(uint32_t channel) {
+uint64_t Table::pending(uint32_t channel) const {
   const auto& c = dirty_.get(channel);
   return c.rows.size() + c.tombstones.size();
 }
 
-void Table::drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones) {
+bool Table::drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones) {
   auto& c = dirty_.get(channel);
   tombstones.reserve(std::min<size_t>(limit, c.tombstones.size()));
   for (; limit && c.tombstones.size(); --limit) tombstones.push_back(c.tombstones.take());
@@ -63,6 +63,7 @@ void Table::drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint6
     header->meta &= ~DirtyChannels::bit(channel);
     if (header->live()) append(rows_.row(id), out);
   }
+  return pending(channel) > 0;
 }
 
 void Table::mark_dirty(uint32_t channel, const uint64_t* keys, size_t n) {

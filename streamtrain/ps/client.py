@@ -45,7 +45,7 @@ class Client:
         """The flat dense vector, float32 [P]."""
         dense = np.empty(self._dense_size, np.float32)
         for shard, part in zip(self._shards, self._slices, strict=True):
-            dense[part] = shard.dense.values
+            shard.dense.pull(dense[part])
         return dense
 
     def push(

@@ -1,0 +1,66 @@
+// A table that threads share. Functions are those of Table (table.h), with the same results.
+//
+// Each call takes the lock for at most kTurn rows at a time, so that nobody waits for the whole of another's long call.
+// What that means for calls of more than kTurn rows, while others write:
+// * Other threads' changes may come between the parts of a call; no one ever sees half of a row's change.
+// * The capacity is enforced at the end of a push or load; meanwhile the table may be larger.
+// * drain returns what it has as soon as another thread wrote between two turns: a key is at most once in what it
+//   returns.
+// Exceptions: merge_admission and admission_bytes work on the whole sketch in one turn.
+//
+// Thread safety: any thread may call anything, at any time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "guarded.h"
+#include "table.h"
+
+namespace streamtrain {
+
+class SharedTable {
+ public:
+  static constexpr uint32_t kTurn = 4096;  // rows
+
+  explicit SharedTable(const TableConfig& config)
+      : table_(config), layout_(table_.read([](const Table& t) { return t.layout(); })) {}
+
+  const RowLayout& layout() const { return layout_; }
+  uint32_t size() const;
+  TableStats stats() const;
+
+  void pull(const uint64_t* keys, size_t n, float* out) const;
+  Found lookup(const uint64_t* keys, size_t n) const;
+  std::optional<uint32_t> scan(uint32_t cursor, uint32_t limit, Rows& out) const;
+
+  PushResult push(const uint64_t* keys, const float* gradients, const uint32_t* counts, const uint32_t* times, size_t n,
+                  std::optional<float> rate);
+  uint64_t load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
+                const uint32_t* last_seen, size_t n);
+  uint64_t remove(const uint64_t* keys, size_t n);
+  uint64_t expire(uint32_t now, uint32_t limit);
+
+  uint32_t open_channel();
+  void close_channel(uint32_t channel);
+  uint64_t pending(uint32_t channel) const;
+  void drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones);
+  void mark_dirty(uint32_t channel, const uint64_t* keys, size_t n);
+
+  void begin_snapshot();
+  bool read_snapshot(uint32_t limit, Rows& out);
+  void end_snapshot();
+
+  std::vector<uint8_t> admission_bytes() const;
+  void merge_admission(const uint8_t* data, size_t size);
+
+ private:
+  uint64_t enforce_capacity(bool exceeded);
+
+  Guarded<Table> table_;
+  const RowLayout layout_;
+};
+
+}  // namespace streamtrain
