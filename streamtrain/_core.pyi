@@ -218,7 +218,7 @@ class Rows:
     def __len__(self) -> int: ...
 
 class Drained:
-    """Changes taken out of a channel: rows as they are now, and keys that are gone."""
+    """Changes taken out of a channel: rows as they are now (as of the seal, if sealed), and keys that are gone."""
 
     @property
     def rows(self) -> Rows: ...
@@ -304,6 +304,16 @@ class Table:
         """Rows among the max_rows ids from `cursor` (0 at first), and the next cursor, None at the end."""
     def open_channel(self) -> int:
         """Open one of three channels; it holds what changes from now on."""
+    def seal(self, channel: int) -> None:
+        """End what the channel takes; from now on drain gives what it holds as of this moment, whatever is written.
+
+        For a checkpoint of what changed since the last one, first open the channel that goes on: a change that comes
+        between the two calls is then in both, and none is lost. Rows that change before they have been drained are kept
+        aside in memory until they are. Close the channel when it is empty.
+
+        Raises:
+            ValueError: no such open channel, or it is sealed already.
+        """
     def close_channel(self, channel: int) -> None: ...
     def pending(self, channel: int) -> int:
         """At most how many rows and tombstones the channel still holds."""
@@ -313,7 +323,11 @@ class Table:
         A key is at most once in what one call returns.
         """
     def mark_dirty(self, channel: int, keys: NDArray[np.uint64]) -> None:
-        """Put drained keys back: as changed if they have a row, else as tombstones."""
+        """Put drained keys back: as changed if they have a row, else as tombstones.
+
+        Raises:
+            ValueError: no such open channel, or it is sealed; put them into another one then.
+        """
     def begin_snapshot(self) -> None: ...
     def read_snapshot(self, max_rows: int) -> Rows | None:
         """Return the next part of the table as of begin_snapshot, maybe empty; None when all has been read."""

@@ -278,6 +278,7 @@ void bind_table(nb::module_& m) {
       .def("expire", &SharedTable::expire, "now"_a, "max_rows"_a, Released())
       .def("scan", &scan, "cursor"_a, "max_rows"_a)
       .def("open_channel", &SharedTable::open_channel, Released())
+      .def("seal", &SharedTable::seal, "channel"_a, Released())
       .def("close_channel", &SharedTable::close_channel, "channel"_a, Released())
       .def("pending", &SharedTable::pending, "channel"_a, Released())
       .def("drain", &drain, "channel"_a, "max_rows"_a)

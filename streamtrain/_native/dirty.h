@@ -5,6 +5,11 @@
 // never in both: removing a row adds a tombstone, inserting its key again takes it back. A removed row stays in the
 // queue with its dirty bit and is skipped when its turn comes, or serves the next key that gets its id.
 //
+// A sealed channel takes no more changes and holds what it does as of the moment it was sealed. Its bit in a row then
+// says "to be read from the row itself": before such a row changes or goes away its bytes are put aside and the bit is
+// cleared, and a row that comes to an id gets no such bit. The reader takes what was put aside, and skips ids in the
+// queue without the bit. So little piles up as long as it keeps reading, and sealing takes no time.
+//
 // Thread safety: external synchronisation. Queues are deques: they grow and shrink without copying.
 #pragma once
 
@@ -16,6 +21,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "aside.h"
 #include "index.h"
 #include "rows.h"
 
@@ -70,12 +76,17 @@ class DirtyChannels {
  public:
   static constexpr uint32_t kChannels = 3;
 
-  enum class State : uint8_t { kFree, kOpen, kClosing };
+  enum class State : uint8_t { kFree, kOpen, kSealed, kClosing };
 
   struct Channel {
     State state = State::kFree;
     std::deque<uint32_t> rows;
     TombstoneSet tombstones;
+    RowsAside aside;  // of a sealed channel
+
+    bool sealed() const { return state == State::kSealed; }
+    // At most how many entries there still are: rows put aside may also be in the queue.
+    size_t pending() const { return rows.size() + tombstones.size() + aside.size(); }
   };
 
   static constexpr uint32_t bit(uint32_t channel) { return 1u << (RowHeader::kDirtyShift + channel); }
@@ -90,11 +101,20 @@ class DirtyChannels {
     throw std::logic_error("all 3 channels are open");
   }
 
+  // Sealed channels are drained and closed as others are.
+  void seal(uint32_t channel) {
+    Channel& c = get_unsealed(channel);
+    c.state = State::kSealed;
+    open_bits_ &= ~bit(channel);
+    sealed_bits_ |= bit(channel);
+  }
+
   // What the channel held, for the calls of close that follow.
   Channel begin_close(uint32_t channel) {
     Channel rest = std::exchange(get(channel), Channel());
     channels_[channel].state = State::kClosing;
     open_bits_ &= ~bit(channel);
+    sealed_bits_ &= ~bit(channel);
     return rest;
   }
 
@@ -109,11 +129,26 @@ class DirtyChannels {
   }
 
   const Channel& get(uint32_t channel) const {
-    if (channel >= kChannels || channels_[channel].state != State::kOpen)
+    if (channel >= kChannels || (channels_[channel].state != State::kOpen && !channels_[channel].sealed()))
       throw std::invalid_argument("no such open channel");
     return channels_[channel];
   }
   Channel& get(uint32_t channel) { return const_cast<Channel&>(std::as_const(*this).get(channel)); }
+  Channel& get_unsealed(uint32_t channel) {
+    Channel& c = get(channel);
+    if (c.sealed()) throw std::invalid_argument("the channel is sealed: it takes no more changes, another one has to");
+    return c;
+  }
+
+  // To be called before a live row changes or goes away.
+  void before_change(std::byte* row, size_t stride) {
+    RowHeader* header = RowLayout::header(row);
+    const uint32_t unread = header->meta & sealed_bits_;
+    if (!unread) return;
+    for (uint32_t c = 0; c < kChannels; ++c)
+      if (unread & bit(c)) channels_[c].aside.put(row, stride);
+    header->meta &= ~unread;
+  }
 
   // The row changed.
   void mark(RowHeader* row, uint32_t id) {
@@ -129,8 +164,11 @@ class DirtyChannels {
     row->meta |= bit(channel);
   }
 
-  void inserted(uint64_t key) noexcept {
-    for (Channel& c : channels_) c.tombstones.remove(key);
+  // The id got a new row, whose key this is.
+  void inserted(RowHeader* row, uint64_t key) noexcept {
+    row->meta &= ~sealed_bits_;
+    for (Channel& c : channels_)
+      if (c.state == State::kOpen) c.tombstones.remove(key);
   }
   void removed(uint64_t key) {
     for (Channel& c : channels_)
@@ -139,13 +177,14 @@ class DirtyChannels {
 
   size_t bytes() const {
     size_t sum = 0;
-    for (const Channel& c : channels_) sum += c.rows.size() * sizeof(uint32_t) + c.tombstones.bytes();
+    for (const Channel& c : channels_)
+      sum += c.rows.size() * sizeof(uint32_t) + c.tombstones.bytes() + c.aside.bytes();
     return sum;
   }
 
  private:
   std::array<Channel, kChannels> channels_;
-  uint32_t open_bits_ = 0;
+  uint32_t open_bits_ = 0, sealed_bits_ = 0;
 };
 
 }  // namespace streamtrain

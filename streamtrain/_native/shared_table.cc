@@ -117,6 +117,10 @@ uint32_t SharedTable::open_channel() {
   return table_.write([](Table& t) { return t.open_channel(); });
 }
 
+void SharedTable::seal(uint32_t channel) {
+  table_.write([&](Table& t) { t.seal(channel); });
+}
+
 void SharedTable::close_channel(uint32_t channel) {
   // What it held is let go of without the lock.
   auto rest = table_.write([&](Table& t) { return t.begin_close(channel); });
@@ -130,8 +134,10 @@ uint64_t SharedTable::pending(uint32_t channel) const {
 
 void SharedTable::drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones) {
   std::optional<uint64_t> last_turn;
+  bool sealed = false;
   const auto next_part = [&](Table& t) {
-    if (last_turn && table_.turn() != *last_turn + 1) return false;
+    if (!last_turn) sealed = t.sealed(channel);
+    else if (!sealed && table_.turn() != *last_turn + 1) return false;
     last_turn = table_.turn();
     const uint32_t part = std::min(limit, kTurn);
     limit -= part;

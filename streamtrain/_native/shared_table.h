@@ -4,8 +4,8 @@
 // What that means for calls of more than kTurn rows, while others write:
 // * Other threads' changes may come between the parts of a call; no one ever sees half of a row's change.
 // * The capacity is enforced at the end of a push or load; meanwhile the table may be larger.
-// * drain returns what it has as soon as another thread wrote between two turns: a key is at most once in what it
-//   returns.
+// * drain of a channel that is not sealed returns what it has as soon as another thread wrote between two turns: a key
+//   is at most once in what it returns.
 // Exceptions: merge_admission and admission_bytes work on the whole sketch in one turn.
 //
 // Thread safety: any thread may call anything, at any time.
@@ -44,6 +44,7 @@ class SharedTable {
   uint64_t expire(uint32_t now, uint32_t limit);
 
   uint32_t open_channel();
+  void seal(uint32_t channel);
   void close_channel(uint32_t channel);
   uint64_t pending(uint32_t channel) const;
   void drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones);

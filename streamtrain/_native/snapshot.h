@@ -10,11 +10,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <stdexcept>
 #include <utility>
-#include <vector>
 
+#include "aside.h"
 #include "pages.h"
 #include "rows.h"
 
@@ -41,7 +40,7 @@ class Snapshot {
   // To be called before a live row changes or goes away.
   void before_change(uint32_t id, const std::byte* row, size_t stride) {
     if (!open_ || !unread(id)) return;
-    aside_.emplace_back(row, row + stride);
+    aside_.put(row, stride);
     exclude(id);
   }
 
@@ -55,10 +54,7 @@ class Snapshot {
   bool read(const RowStore& rows, uint32_t limit, Take take) {
     if (!open_) throw std::logic_error("no snapshot is open");
     if (aside_.empty() && cursor_ == end_) return false;
-    for (; limit && !aside_.empty(); --limit) {
-      take(static_cast<const std::byte*>(aside_.front().data()));
-      aside_.pop_front();
-    }
+    for (; limit && !aside_.empty(); --limit) aside_.take(take);
     for (; limit && cursor_ < end_; --limit, ++cursor_) {
       const std::byte* row = rows.row(cursor_);
       if (RowLayout::header(row)->live() && unread(cursor_)) take(row);
@@ -66,9 +62,7 @@ class Snapshot {
     return true;
   }
 
-  size_t bytes() const {
-    return bits_.size() + (aside_.empty() ? 0 : aside_.size() * (aside_.front().size() + sizeof aside_.front()));
-  }
+  size_t bytes() const { return bits_.size() + aside_.bytes(); }
 
  private:
   bool unread(uint32_t id) const {
@@ -79,7 +73,7 @@ class Snapshot {
   bool open_ = false;
   uint32_t cursor_ = 0, end_ = 0;
   Pages bits_;
-  std::deque<std::vector<std::byte>> aside_;
+  RowsAside aside_;
 };
 
 }  // namespace streamtrain

@@ -104,7 +104,7 @@ PushResult Table::push(const uint64_t* keys, const float* gradients, const uint3
       ++result.inserted;
     }
     std::byte* row = rows_.row(id);
-    snapshot_.before_change(id, row, layout_.stride);
+    before_change(id, row);
     update(row, gradient, rate);
     RowHeader* header = RowLayout::header(row);
     header->set_count(uint64_t{header->count()} + counts[i]);
@@ -124,8 +124,8 @@ uint32_t Table::insert(uint64_t key) {
   const uint32_t id = rows_.allocate();
   index_.insert(key, id);
   snapshot_.inserted(id);
-  dirty_.inserted(key);
   RowHeader* header = rows_.header(id);
+  dirty_.inserted(header, key);
   header->key = key;
   header->meta |= RowHeader::kLive;
   header->last_seen = 0;
@@ -160,7 +160,7 @@ void Table::update(std::byte* row, const float* gradient, float rate) {
 void Table::erase(uint32_t id) {
   std::byte* row = rows_.row(id);
   const uint64_t key = RowLayout::header(row)->key;
-  snapshot_.before_change(id, row, layout_.stride);
+  before_change(id, row);
   dirty_.removed(key);
   index_.erase(key, id);
   rows_.release(id);
@@ -199,7 +199,7 @@ uint64_t Table::load(const uint64_t* keys, const float* embeddings, const float*
       ++inserted;
     }
     std::byte* row = rows_.row(id);
-    snapshot_.before_change(id, row, layout_.stride);
+    before_change(id, row);
     narrow(layout_.storage, embeddings + i * dim, RowLayout::embedding(row), dim);
     std::copy_n(state + i * state_size, state_size, layout_.state(row));
     RowHeader* header = RowLayout::header(row);

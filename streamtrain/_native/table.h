@@ -7,7 +7,7 @@
 //   another.
 // * A gradient that is not finite (optimizer.h) changes nothing: no row, no count, no admission.
 // * Admission, expiry and capacity decide which keys have rows: sketch.h, expire(), eviction.h.
-// * Changes reach up to three independent consumers through channels (dirty.h), and the whole table can be read as of
+// * Changes reach up to three independent consumers through channels (dirty.h), as they come or as of one moment, and the whole table can be read as of
 //   one moment while training goes on (snapshot.h).
 // * Everything is a function of the sequence of calls: a replay gives the same bits. Without admission, expiry and
 //   capacity, rows do not depend on how the stream is cut into calls either.
@@ -126,6 +126,9 @@ class Table {
 
   // Opens a channel, from now on: changes before are not in it.
   uint32_t open_channel() { return dirty_.open(); }
+  // Ends what the channel takes; drain gives it as of now, whatever changes. Throws if it is sealed already.
+  void seal(uint32_t channel) { dirty_.seal(channel); }
+  bool sealed(uint32_t channel) const { return dirty_.get(channel).sealed(); }
   // Closing takes as many calls of close as it says that there is more; the channel counts as closed from the first on.
   DirtyChannels::Channel begin_close(uint32_t channel) { return dirty_.begin_close(channel); }
   bool close(uint32_t channel, DirtyChannels::Channel& rest, uint32_t limit) {
@@ -134,9 +137,9 @@ class Table {
   // At most how many rows and tombstones the channel still has.
   uint64_t pending(uint32_t channel) const;
   // Takes up to `limit` entries out of the channel: tombstones first, then rows, first changed first; false when it is
-  // empty.
+  // empty. Rows are as they are now, those of a sealed channel as they were then.
   bool drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones);
-  // Puts keys back into a channel: those with a row as changed, the others as tombstones.
+  // Puts keys back into a channel that is not sealed: those with a row as changed, the others as tombstones.
   void mark_dirty(uint32_t channel, const uint64_t* keys, size_t n);
 
   void begin_snapshot() { snapshot_.begin(rows_.end()); }
@@ -157,6 +160,10 @@ class Table {
   void give_birth(std::byte* row, uint64_t key, float rate);
   void update(std::byte* row, const float* gradient, float rate);
   void erase(uint32_t id);
+  void before_change(uint32_t id, std::byte* row) {
+    snapshot_.before_change(id, row, layout_.stride);
+    dirty_.before_change(row, layout_.stride);
+  }
   void append(const std::byte* row, Rows& out) const;
   template <int kForWriting, typename Visit>
   void pipelined(const uint64_t* keys, size_t n, size_t row_bytes, Visit visit) const;

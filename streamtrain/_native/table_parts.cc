@@ -45,29 +45,30 @@ std::optional<uint32_t> Table::scan(uint32_t cursor, uint32_t limit, Rows& out) 
 }
 
 uint64_t Table::pending(uint32_t channel) const {
-  const auto& c = dirty_.get(channel);
-  return c.rows.size() + c.tombstones.size();
+  return dirty_.get(channel).pending();
 }
 
 bool Table::drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones) {
   auto& c = dirty_.get(channel);
   tombstones.reserve(std::min<size_t>(limit, c.tombstones.size()));
   for (; limit && c.tombstones.size(); --limit) tombstones.push_back(c.tombstones.take());
-  reserve(out, std::min<size_t>(limit, c.rows.size()));
+  reserve(out, std::min<size_t>(limit, c.aside.size() + c.rows.size()));
+  for (; limit && !c.aside.empty(); --limit) c.aside.take([&](const std::byte* row) { append(row, out); });
   constexpr size_t kAhead = 16;
   for (; limit && !c.rows.empty(); --limit) {
     if (c.rows.size() > kAhead) rows_.prefetch<1>(c.rows[kAhead], layout_.stride);
     const uint32_t id = c.rows.front();
     c.rows.pop_front();
     RowHeader* header = rows_.header(id);
+    const bool marked = header->meta & DirtyChannels::bit(channel);
     header->meta &= ~DirtyChannels::bit(channel);
-    if (header->live()) append(rows_.row(id), out);
+    if (marked && header->live()) append(rows_.row(id), out);
   }
-  return pending(channel) > 0;
+  return c.pending() > 0;
 }
 
 void Table::mark_dirty(uint32_t channel, const uint64_t* keys, size_t n) {
-  auto& c = dirty_.get(channel);
+  auto& c = dirty_.get_unsealed(channel);
   for (size_t i = 0; i < n; ++i) {
     const uint32_t id = find(keys[i]);
     if (id == kNoRow) c.tombstones.add(keys[i]);

@@ -161,6 +161,17 @@ class TableMachine(RuleBasedStateMachine):
             self.table.close_channel(channel)
             del self.ids[channel], self.oracle.channels[channel]
 
+    @rule(channel=channels)
+    def seal(self, channel: int) -> None:
+        if channel not in self.ids:
+            return
+        if self.oracle.channels[channel].sealed is not None:
+            with pytest.raises(ValueError, match="sealed"):
+                self.table.seal(channel)
+            return
+        self.table.seal(channel)
+        self.oracle.seal(channel)
+
     @rule(channel=channels, max_rows=st.sampled_from([1, 5, 1000]), fail=st.booleans())
     def drain(self, channel: int, max_rows: int, fail: bool) -> None:
         if channel not in self.ids:
@@ -175,7 +186,7 @@ class TableMachine(RuleBasedStateMachine):
         assert set(tombstones) <= expected.tombstones
         assert rows.keys() <= expected.changed
         for key, row in rows.items():
-            assert_same_row(row, self.oracle.rows[key])
+            assert_same_row(row, (self.oracle.rows if expected.sealed is None else expected.sealed)[key])
         expected.tombstones -= set(tombstones)
         expected.changed -= rows.keys()
         if self.table.pending(channel) == 0:
@@ -183,6 +194,10 @@ class TableMachine(RuleBasedStateMachine):
             assert not expected.changed
         if fail:
             keys = [*rows, *tombstones]
+            if expected.sealed is not None:
+                with pytest.raises(ValueError, match="sealed"):
+                    self.table.mark_dirty(channel, u64(keys))
+                return
             self.table.mark_dirty(channel, u64(keys))
             self.oracle.mark_dirty(channel, keys)
 
@@ -227,7 +242,8 @@ class TableMachine(RuleBasedStateMachine):
         for channel in self.ids:
             while self.table.pending(channel):
                 self.drain(channel, 4, fail=False)
-            assert self.oracle.channels[channel] == oracle.Channel()
+            left = self.oracle.channels[channel]
+            assert (left.changed, left.tombstones) == (set(), set())
         while self.snapshot is not None:
             self.read_snapshot(3)
 

@@ -175,6 +175,7 @@ class Row:
 class Channel:
     changed: set[int] = field(default_factory=set)
     tombstones: set[int] = field(default_factory=set)
+    sealed: dict[int, Row] | None = None  # what changed, as of the seal
 
 
 class Table:
@@ -237,7 +238,7 @@ class Table:
 
     def write(self, key: int, row: Row) -> None:
         self.rows[key] = row
-        for channel in self.channels.values():
+        for channel in self.unsealed():
             channel.changed.add(key)
             channel.tombstones.discard(key)
 
@@ -248,7 +249,7 @@ class Table:
         gone = {k for k in keys if k in self.rows}
         for key in gone:
             del self.rows[key]
-            for channel in self.channels.values():
+            for channel in self.unsealed():
                 channel.changed.discard(key)
                 channel.tombstones.add(key)
         return len(gone)
@@ -257,6 +258,13 @@ class Table:
         if not self.expire_after:
             return 0
         return self.remove([k for k, row in self.rows.items() if row.last_seen + self.expire_after < now])
+
+    def unsealed(self) -> list[Channel]:
+        return [channel for channel in self.channels.values() if channel.sealed is None]
+
+    def seal(self, channel: int) -> None:
+        sealed = self.channels[channel]
+        sealed.sealed = {key: self.rows[key] for key in sealed.changed}
 
     def mark_dirty(self, channel: int, keys: Iterable[int]) -> None:
         for key in keys:
