@@ -13,10 +13,11 @@ PACKAGE = ROOT / "streamtrain"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 NATIVE = sorted([*PACKAGE.glob("_native/*.h"), *PACKAGE.glob("_native/*.cc")])
 
-COMMON = {"_core", "errors", "clock"}
+COMMON = {"_core", "errors", "clock", "address"}
 MAY_IMPORT = {
     "errors": set(),
     "clock": {"errors"},
+    "address": {"errors"},
     "model": COMMON,
     "stream": COMMON | {"model"},
     "ps": COMMON | {"model"},
