@@ -1,6 +1,7 @@
 """Durations as people write them."""
 
 import re
+import sys
 
 from streamtrain.errors import ConfigError
 
@@ -22,7 +23,7 @@ def parse_duration(value: str | float, name: str) -> float:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*", value) if isinstance(value, str) else None
     seconds = float(match[1]) * _UNITS[match[2]] if match else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= sys.float_info.max:
         raise ConfigError(
             f'{name} must be a positive duration such as "30d", "12h" or a number of seconds, not {value!r}'
         )
