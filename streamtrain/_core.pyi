@@ -150,6 +150,30 @@ class Plan:
     def unpool(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
         """Flat gradients of the unique rows from that of the matrix [samples, width]."""
 
+def merge_rows(
+    keys: Sequence[NDArray[np.uint64]],
+    gradients: Sequence[NDArray[np.float32]],
+    counts: Sequence[NDArray[np.uint32]],
+    times: Sequence[NDArray[np.uint32]],
+    scales: Sequence[float],
+) -> tuple[NDArray[np.uint64], NDArray[np.float32], NDArray[np.uint32], NDArray[np.uint32]]:
+    """One batch of row gradients from several, as when those of several workers are averaged.
+
+    Args:
+        keys: of each part, [n_i], unique within it.
+        gradients: of each part, [n_i, dim].
+        counts: of each part, [n_i].
+        times: of each part, [n_i], seconds.
+        scales: of each part, finite; what its gradients are multiplied with.
+
+    Returns:
+        keys [n], the union in the order in which they first occur; gradients [n, dim], the sums of the scaled ones in
+        the order of the parts, in float32; counts [n], summed, at most 2^32 - 1; times [n], the latest.
+
+    Raises:
+        ValueError: there are no parts, they do not fit together, or a scale is not finite.
+    """
+
 # dense parameters
 @final
 class DenseVector:
