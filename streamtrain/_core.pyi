@@ -174,6 +174,20 @@ def merge_rows(
         ValueError: there are no parts, they do not fit together, or a scale is not finite.
     """
 
+# 16-bit floats
+def narrow(
+    values: NDArray[np.float32], dtype: Literal["float16", "bfloat16"], out: NDArray[np.uint16] | None = None
+) -> NDArray[np.uint16]:
+    """The bits [n] of values [n] as 16-bit floats, rounded to nearest (even), into `out` if given.
+
+    NaN stays NaN and infinity infinite; finite values that are too large become the largest finite one.
+    """
+
+def widen(
+    values: NDArray[np.uint16], dtype: Literal["float16", "bfloat16"], out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """The values [n] of the bits [n] of 16-bit floats, into `out` if given."""
+
 # dense parameters
 @final
 class DenseVector:

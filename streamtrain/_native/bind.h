@@ -64,5 +64,6 @@ void bind_hash(nb::module_& m);
 void bind_merge(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_table(nb::module_& m);
+void bind_wire(nb::module_& m);
 
 }  // namespace streamtrain

@@ -13,4 +13,5 @@ NB_MODULE(_core, m) {
   streamtrain::bind_merge(m);
   streamtrain::bind_plan(m);
   streamtrain::bind_table(m);
+  streamtrain::bind_wire(m);
 }
