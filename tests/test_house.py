@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "address": {"errors"},
     "settings": COMMON,
     "config": COMMON | {"settings"},
+    "cluster": COMMON,
     "model": COMMON,
     "stream": COMMON | {"model"},
     "ps": COMMON | {"model"},
