@@ -8,17 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Table, shards_of
-from streamtrain.errors import CheckpointError
+from streamtrain.errors import CheckpointCorrupt, CheckpointError
 from streamtrain.model.model import Model
 from streamtrain.ps.shard import Shard
-from streamtrain.store.checkpoint import CheckpointReader, RowPart, TablePart, write_checkpoint
+from streamtrain.store.checkpoint import CheckpointReader, Part, commit, write_part
+from streamtrain.store.files import Directory
+from streamtrain.store.replacement import replacing
+from streamtrain.store.rows import RowPart, TablePart
 
 _SCANNED_ROWS = 1 << 16
 _STATISTICS = "statistics/"
+_ADMISSION = "admission/"
+
+Arrays = dict[str, NDArray[Any]]
 
 
 def write_learned(
-    path: Path,
+    url: str | Path,
     model: Model,
     shards: Sequence[Shard],
     *,
@@ -29,7 +35,7 @@ def write_learned(
     """Writes everything that a learner needs to go on.
 
     Args:
-        path: directory of the checkpoint.
+        url: directory of the checkpoint: a local path or any URL of fsspec.
         model: what was learned.
         shards: all shards, in order; nothing may be pushed meanwhile.
         statistics: the graph's non-trainable weights by path.
@@ -39,28 +45,13 @@ def write_learned(
     Raises:
         CheckpointError: it cannot be written.
     """
-    arrays: dict[str, NDArray[Any]] = {
-        "dense": np.concatenate([shard.dense.pull() for shard in shards]),
-        "dense_slots": np.concatenate([shard.dense.slots for shard in shards], axis=1),
-    }
-    arrays |= {_STATISTICS + name: values for name, values in statistics.items()}
-    parts = []
-    for shard in shards:
-        for spec, table in zip(shard.specs, shard.tables, strict=True):
-            parts.append(TablePart(spec.name, f"shard-{shard.index}", spec.dim, table.state_size, _scan(table)))
-            if spec.min_count > 1:
-                arrays[_admission(spec.name, shard.index)] = table.admission()
-    about = {
-        **_identity(model),
-        "samples": samples,
-        "watermark": watermark,
-        "shards": len(shards),
-        "dense_steps": shards[0].dense.steps,
-    }
-    write_checkpoint(path, about, arrays, parts)
+    about = {**_identity(model), "samples": samples, "watermark": watermark}
+    with replacing(url) as directory:
+        parts = [_write_shard(directory, shard, {} if shard.index else statistics) for shard in shards]
+        commit(directory, about, parts)
 
 
-def read_learned(path: Path, model: Model, shards: Sequence[Shard]) -> tuple[dict[str, NDArray[Any]], int, float]:
+def read_learned(url: str | Path, model: Model, shards: Sequence[Shard]) -> tuple[Arrays, int, float]:
     """Fills new shards from a checkpoint, whose number of shards may be another.
 
     Returns:
@@ -70,25 +61,25 @@ def read_learned(path: Path, model: Model, shards: Sequence[Shard]) -> tuple[dic
         CheckpointError: there is none, or it is of another schema, graph or optimizer.
         CheckpointCorrupt: a file of it is damaged; the message names it.
     """
-    checkpoint = CheckpointReader(path)
+    checkpoint = CheckpointReader(url)
     about = checkpoint.about
     for what, mine in _identity(model).items():
         if about.get(what) != mine:
-            raise CheckpointError(f"{path} has {what} {about.get(what)!r}, but the model has {mine!r}")
-    arrays = checkpoint.arrays()
-    for shard, part in zip(shards, model.dense.slices(len(shards)), strict=True):
-        shard.dense.load(
-            arrays["dense"][part], np.ascontiguousarray(arrays["dense_slots"][:, part]), about["dense_steps"]
-        )
-        for spec, table in zip(shard.specs, shard.tables, strict=True):
+            raise CheckpointError(f"{url} has {what} {about.get(what)!r}, but the model has {mine!r}")
+    checkpoint.verify()
+    arrays = [checkpoint.arrays(i) for i in range(len(checkpoint.shards))]
+    try:
+        _load_dense(checkpoint, arrays, model, shards)
+        _load_admission(arrays, shards)
+        for t, spec in enumerate(model.schema.tables):
             for rows in checkpoint.rows(spec.name):
-                owned = shards_of(rows.keys, len(shards)) == shard.index
-                table.load(*(column[owned] for column in rows))
-            for writer in _writers(shard, about["shards"]) if spec.min_count > 1 else ():
-                if (counted := arrays.get(_admission(spec.name, writer))) is not None:
-                    table.merge_admission(counted)
-    statistics = {name.removeprefix(_STATISTICS): a for name, a in arrays.items() if name.startswith(_STATISTICS)}
-    return statistics, about["samples"], about["watermark"]
+                _load_rows([shard.tables[t] for shard in shards], rows)
+        statistics = {
+            name.removeprefix(_STATISTICS): a for name, a in arrays[0].items() if name.startswith(_STATISTICS)
+        }
+        return statistics, about["samples"], about["watermark"]
+    except (KeyError, ValueError, TypeError) as exc:
+        raise CheckpointCorrupt(f"{url} lacks something that a learner has, or has it in another shape: {exc}") from exc
 
 
 def _identity(model: Model) -> dict[str, Any]:
@@ -103,17 +94,43 @@ def _identity(model: Model) -> dict[str, Any]:
     }
 
 
-def _admission(table: str, shard: int) -> str:
-    """Name of the array that holds how often the ids without a row have been seen."""
-    return f"admission/{shard}/{table}"
+def _write_shard(directory: Directory, shard: Shard, statistics: Mapping[str, NDArray[Any]]) -> Part:
+    arrays: Arrays = {"dense": shard.dense.pull(), "dense_slots": shard.dense.slots}
+    arrays |= {_STATISTICS + name: values for name, values in statistics.items()}
+    tables = list(zip(shard.specs, shard.tables, strict=True))
+    arrays |= {_ADMISSION + spec.name: table.admission() for spec, table in tables if spec.min_count > 1}
+    rows = [TablePart(spec.name, spec.dim, table.state_size, _scan(table)) for spec, table in tables]
+    return write_part(directory, shard.index, arrays, rows, about={"dense_steps": shard.dense.steps})
 
 
-def _writers(shard: Shard, written: int) -> Iterable[int]:
-    """The writer's shards whose counts of ids without a row a shard takes over.
+def _load_dense(checkpoint: CheckpointReader, arrays: Sequence[Arrays], model: Model, shards: Sequence[Shard]) -> None:
+    """Slices are by position; the parts in their order are the whole."""
+    values = np.concatenate([one["dense"] for one in arrays])
+    slots = np.concatenate([one["dense_slots"] for one in arrays], axis=1)
+    steps = max(about["dense_steps"] for about in checkpoint.shards)
+    for shard, part in zip(shards, model.dense.slices(len(shards)), strict=True):
+        shard.dense.load(values[part], np.ascontiguousarray(slots[:, part]), steps)
 
-    Counts cannot be told apart by shard, so another number of shards takes all: estimates then are a little higher.
+
+def _load_rows(tables: Sequence[Table], rows: RowPart) -> None:
+    """Gives each shard's table the rows it owns. Parts are of one shard's file, so mostly all go to one table."""
+    owners = shards_of(rows.keys, len(tables))
+    for owner in np.flatnonzero(np.bincount(owners)).tolist():
+        owned = owners == owner
+        tables[owner].load(*(rows if owned.all() else (column[owned] for column in rows)))
+
+
+def _load_admission(arrays: Sequence[Arrays], shards: Sequence[Shard]) -> None:
+    """Loads the counts of ids without a row.
+
+    They cannot be told apart by shard, so another number of shards takes all: estimates then are a little higher.
     """
-    return [shard.index] if shard.shards == written else range(written)
+    for shard in shards:
+        written: Iterable[Arrays] = [arrays[shard.index]] if shard.shards == len(arrays) else arrays
+        for spec, table in zip(shard.specs, shard.tables, strict=True):
+            for one in written if spec.min_count > 1 else ():
+                if (counted := one.get(_ADMISSION + spec.name)) is not None:
+                    table.merge_admission(counted)
 
 
 def _scan(table: Table) -> Iterator[RowPart]:

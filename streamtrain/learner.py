@@ -198,14 +198,17 @@ class Learner:
     def save(self, path: str | Path) -> None:
         """Writes rows, optimizer state, dense parameters and the graph's statistics into a new directory.
 
-        An existing checkpoint at `path` is replaced. The format is in schemas/README.md; progressive
-        validation is not part of it.
+        The format is in schemas/README.md; progressive validation is not part of it.
+
+        Args:
+            path: a local path, where an existing checkpoint is replaced once the new one is complete; or any URL of
+                fsspec, such as s3://bucket/name, with nothing there yet.
 
         Raises:
-            CheckpointError: it cannot be written, or `path` exists and is no checkpoint.
+            CheckpointError: it cannot be written, or `path` exists and is no checkpoint, or the URL is in use.
         """
         write_learned(
-            Path(path),
+            path,
             self.model,
             self._shards,
             statistics=self._step.arrays(),
@@ -217,14 +220,16 @@ class Learner:
     def load(
         cls, path: str | Path, model: Model, *, batch_size: int = 1024, shards: int = 1, window: int = 100_000
     ) -> "Learner":
-        """A learner that goes on from a checkpoint. The number of shards may differ from that of the writer.
+        """A learner that goes on from a checkpoint, at a local path or any URL of fsspec.
+
+        The number of shards may differ from that of the writer.
 
         Raises:
             CheckpointError: it is missing, or of another schema, graph or optimizer.
             CheckpointCorrupt: a file of it is damaged; the message names it.
         """
         learner = cls(model, batch_size=batch_size, shards=shards, window=window)
-        statistics, learner.samples, learner.watermark = read_learned(Path(path), model, learner._shards)
+        statistics, learner.samples, learner.watermark = read_learned(path, model, learner._shards)
         learner._step.set_arrays(statistics)
         return learner
 

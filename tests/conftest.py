@@ -18,6 +18,12 @@ settings.register_profile("sanitize", max_examples=15, deadline=None, suppress_h
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+@pytest.fixture(params=["local", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A directory that is not there yet, on a disk and elsewhere."""
+    return f"{'memory://' if request.param == 'memory' else ''}{tmp_path}/place"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--core", metavar="PATH", help="another build of the native core to test, such as one with ASan")
 

@@ -11,6 +11,7 @@ import pytest
 import streamtrain as stm
 from streamtrain.model.features import Feature
 from streamtrain.model.optimizers import Optimizer
+from streamtrain.store.checkpoint import CheckpointReader, commit, write_part
 from tests.models import clicks, make, two_towers
 
 ROWS: list[Optimizer] = [
@@ -102,6 +103,40 @@ def test_saving_changes_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(learner.predict(clicks(50, seed=2)), before)
 
 
+def test_any_url(place: str) -> None:
+    learner = stm.Learner(two_towers(), shards=2)
+    learner.learn(clicks(100))
+    learner.save(place)
+    loaded = stm.Learner.load(place, two_towers(), shards=3)
+    np.testing.assert_array_equal(loaded.predict(clicks(50)), learner.predict(clicks(50)))
+
+
+def test_shards_have_files_of_their_own(tmp_path: Path) -> None:
+    learner = stm.Learner(make([stm.Categorical("user", dim=3, min_count=2)]), shards=3)
+    learner.learn(clicks(100))
+    learner.save(tmp_path / "c")
+    reader = CheckpointReader(tmp_path / "c")
+    assert len(reader.shards) == 3
+    for i, shard in enumerate(learner._shards):
+        arrays = reader.arrays(i)
+        np.testing.assert_array_equal(arrays["dense"], shard.dense.values)
+        np.testing.assert_array_equal(arrays["admission/user"], shard.tables[0].admission())
+        assert sum(len(rows.keys) for rows in reader.rows("user", [i])) == len(shard.tables[0])
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_ids_that_were_counted_but_not_admitted(tmp_path: Path, shards: int) -> None:
+    model = make([stm.Categorical("user", dim=3, min_count=4)])
+    first = stm.Learner(model, shards=2)
+    first.learn(clicks(60))
+    first.save(tmp_path / "c")
+    second = stm.Learner.load(tmp_path / "c", model, shards=shards)
+    for learner in (first, second):
+        learner.learn(clicks(60, 1))
+    assert second.rows == first.rows
+    np.testing.assert_array_equal(second.embeddings("user", IDS), first.embeddings("user", IDS))
+
+
 def test_tables_are_for_pandas(tmp_path: Path) -> None:
     learner = stm.Learner(two_towers(), shards=2)
     learner.learn(clicks(100))
@@ -150,6 +185,24 @@ def test_what_may_change(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(stm.CheckpointError, match="there is no checkpoint at"):
         stm.Learner.load(tmp_path / "c", two_towers())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "about"),
+    [
+        ({}, {"dense_steps": 0}),
+        ({"dense": np.zeros(1, np.float32), "dense_slots": np.zeros((2, 1), np.float32)}, {"dense_steps": 0}),
+        ({"dense": np.zeros(1, np.float32), "dense_slots": np.zeros(1, np.float32)}, {"dense_steps": 0}),
+        ({"dense": np.zeros(3, np.float32), "dense_slots": np.zeros((2, 3), np.float32)}, {}),
+    ],
+)
+def test_what_a_learner_would_not_have_written(tmp_path: Path, arrays: Any, about: Any) -> None:
+    model = make([stm.Categorical("user", dim=2)])
+    stm.Learner(model).save(tmp_path / "c")
+    whole = CheckpointReader(tmp_path / "c").about
+    commit(tmp_path / "d", whole, [write_part(tmp_path / "d", 0, arrays, [], about=about)])
+    with pytest.raises(stm.CheckpointCorrupt, match="lacks something that a learner has"):
+        stm.Learner.load(tmp_path / "d", model)
 
 
 def test_damaged_rows(tmp_path: Path) -> None:

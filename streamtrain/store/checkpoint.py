@@ -1,256 +1,256 @@
-"""Checkpoint: a directory that holds a learner, readable by pandas, DuckDB and anything else that reads Parquet.
+"""Checkpoint: a directory to which shards write their files independently, and which is there once it is committed.
 
-    manifest.json                   what it is of, and size and SHA-256 of every other file; written last
-    arrays.safetensors              dense parameters, their optimizer slots, the graph's statistics
-    tables/{table}/{part}.parquet   rows: key uint64, embedding and state fixed-size lists of float, count, last_seen
-
-A directory without a manifest is no checkpoint, so half of one is never read. Table names are percent-encoded.
+schemas/README.md describes the files. A directory without a manifest is no checkpoint, so half of one is never read.
 """
 
-import hashlib
-import json
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, TypedDict
 from urllib.parse import quote
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
-
-FORMAT = 1
-MANIFEST = "manifest.json"
-ARRAYS = "arrays.safetensors"
-_READ_ROWS = 1 << 16
-_HASHED_BYTES = 1 << 22
+from streamtrain.store.files import Directory, FileFacts
+from streamtrain.store.manifest import FILE, MANIFEST, Kind, Manifest, decode, encode
+from streamtrain.store.replacement import hint
+from streamtrain.store.rows import RowPart, TablePart, read_keys, read_rows, write_keys, write_rows
 
 
-class RowPart(NamedTuple):
-    """Some rows of a table, column by column.
+class Part(TypedDict):
+    """What one shard has written; JSON-able, to be sent to whoever commits.
 
     Attributes:
-        keys: uint64 [n].
-        embeddings: float32 [n, dim].
-        state: float32 [n, state_size], the optimizer's.
-        counts: uint32 [n], occurrences learned from.
-        last_seen: uint32 [n], event time in seconds.
+        shard: which one it is.
+        about: its own facts.
+        rows: number of rows by table.
+        files: size and checksum by name of file.
     """
 
-    keys: NDArray[np.uint64]
-    embeddings: NDArray[np.float32]
-    state: NDArray[np.float32]
-    counts: NDArray[np.uint32]
-    last_seen: NDArray[np.uint32]
+    shard: int
+    about: dict[str, Any]
+    rows: dict[str, int]
+    files: dict[str, FileFacts]
 
 
-class TablePart(NamedTuple):
-    """One file of rows, for writing.
-
-    Attributes:
-        table: name of the table.
-        part: name of the file within the table, such as that of the shard.
-        dim: width of an embedding.
-        state_size: floats of optimizer state per row.
-        rows: the rows, in parts.
-    """
-
-    table: str
-    part: str
-    dim: int
-    state_size: int
-    rows: Iterable[RowPart]
-
-
-def write_checkpoint(
-    path: Path, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], tables: Iterable[TablePart]
-) -> None:
-    """Writes a checkpoint; one that is at `path` already is replaced once the new one is complete.
+def write_part(
+    url: str | Path | Directory,
+    shard: int,
+    arrays: Mapping[str, NDArray[Any]],
+    tables: Iterable[TablePart],
+    *,
+    tombstones: Mapping[str, Iterable[NDArray[np.uint64]]] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Part:
+    """Writes the files of one shard; others may write theirs at the same time, from anywhere.
 
     Args:
-        path: the directory.
-        about: JSON-able facts that a reader checks or needs.
+        url: the checkpoint's directory: a local path or any URL of fsspec.
+        shard: which shard it is, from 0.
         arrays: named arrays.
-        tables: the rows.
+        tables: the rows of this shard, each table once: all of them, or for a delta those that changed.
+        tombstones: for a delta, keys uint64 of the rows that are gone, in parts by table. They are asked for after
+            all rows have been written, so they may be collected meanwhile.
+        about: JSON-able facts of this shard.
 
     Raises:
-        CheckpointError: it cannot be written, or `path` is there and is no checkpoint.
+        CheckpointError: it cannot be written, or the checkpoint is complete already.
     """
-    path = path.resolve()
-    if path.exists() and not (path / MANIFEST).is_file():
-        raise CheckpointError(f"{path} exists and is no checkpoint; choose another path")
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        (unfinished / "tables").mkdir(parents=True)
-        safetensors.numpy.save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, unfinished / ARRAYS)
-        rows: dict[str, int] = {}
-        for part in tables:
-            rows[part.table] = rows.get(part.table, 0) + _write_rows(unfinished, part)
-        files = sorted(file for file in unfinished.rglob("*") if file.is_file())
-        described = {str(f.relative_to(unfinished)): {"bytes": f.stat().st_size, "sha256": _sync(f)} for f in files}
-        manifest = {"format": FORMAT, "about": dict(about), "rows": rows, "files": described}
-        (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        _sync(unfinished / MANIFEST)
-        _replace(unfinished, path)
-    except (OSError, pa.ArrowException, safetensors.SafetensorError) as exc:
-        raise CheckpointError(f"cannot write checkpoint {path}: {exc}") from exc
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    directory = _directory(url)
+    _refuse_complete(directory)
+    part = Part(shard=shard, about=dict(about or {}), rows={}, files={})
+    part["files"][_arrays_file(shard)] = _write_arrays(directory, _arrays_file(shard), arrays)
+    for table in tables:
+        name = _table_file("tables", table.table, shard)
+        with directory.create(name) as output:
+            part["rows"][table.table] = write_rows(output, table)
+        part["files"][name] = output.facts()
+    for table_name, keys in (tombstones or {}).items():
+        name = _table_file("tombstones", table_name, shard)
+        if (facts := _write_tombstones(directory, name, keys)) is not None:
+            part["files"][name] = facts
+    return part
+
+
+def commit(
+    url: str | Path | Directory,
+    about: Mapping[str, Any],
+    parts: Sequence[Part],
+    *,
+    kind: Kind = "full",
+    base: int | None = None,
+) -> None:
+    """Completes a checkpoint, after all shards have written their parts.
+
+    Args:
+        url: the checkpoint's directory.
+        about: JSON-able facts of the whole, that a reader checks or needs.
+        parts: what `write_part` has returned for every shard, in any order.
+        kind: "full", or "delta" for one that holds only what changed since `base`.
+        base: of a delta, the epoch number of the checkpoint before.
+
+    Raises:
+        CheckpointError: it cannot be written, it is complete already, or parts or their files are missing.
+    """
+    directory = _directory(url)
+    _refuse_complete(directory)
+    parts = sorted(parts, key=lambda part: part["shard"])
+    if not parts or [part["shard"] for part in parts] != list(range(len(parts))):
+        raise CheckpointError(f"cannot complete {directory.url}: its parts are of shards {[p['shard'] for p in parts]}")
+    files = {name: facts for part in parts for name, facts in part["files"].items()}
+    rows: dict[str, int] = {}
+    for part in parts:
+        for table, n in part["rows"].items():
+            rows[table] = rows.get(table, 0) + n
+    data = encode(Manifest(kind, base, dict(about), [dict(part["about"]) for part in parts], rows, files), directory)
+    sizes = directory.sizes()
+    for name, facts in files.items():
+        if sizes.get(name) != facts["bytes"]:
+            raise CheckpointError(
+                f"cannot complete {directory.url}: {name} is not there as its shard wrote it; all shards must write to "
+                "a place that they share"
+            )
+    directory.put(MANIFEST, data)
 
 
 class CheckpointReader:
-    """Reads a checkpoint.
+    """Reads a complete checkpoint.
 
     Args:
-        path: the directory.
-
-    Raises:
-        CheckpointError: there is none, or it is of a newer format.
-        CheckpointCorrupt: a file is missing or damaged; the message names it.
+        url: its directory: a local path or any URL of fsspec.
 
     Attributes:
-        about: the facts that the writer gave.
+        url: the directory's, for messages.
+        kind: "full" or "delta".
+        base: of a delta, the epoch number of the checkpoint that it builds on.
+        about: facts of the whole.
+        shards: facts of every shard.
+        row_counts: number of rows by table: all of them, or those that changed.
+
+    Raises:
+        CheckpointError: there is none, it is of another format, or out of reach.
+        CheckpointCorrupt: its manifest is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            manifest = json.loads((path / MANIFEST).read_text())
-        except FileNotFoundError as exc:
-            old = _older(path.resolve()) if path.resolve().name else path
-            hint = f"; its writer was stopped, and the one before it is at {old}" if (old / MANIFEST).is_file() else ""
-            raise CheckpointError(f"there is no checkpoint at {path}{hint}") from exc
-        except (OSError, ValueError) as exc:
-            raise CheckpointCorrupt(f"{path / MANIFEST} cannot be read: {exc}") from exc
-        if not isinstance(manifest, dict) or "format" not in manifest:
-            raise CheckpointCorrupt(f"{path / MANIFEST} is no manifest of a checkpoint")
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {manifest['format']!r}; this version reads {FORMAT}")
-        about, files = manifest.get("about"), manifest.get("files")
-        if not isinstance(about, dict) or not isinstance(files, dict):
-            raise CheckpointCorrupt(f"{path / MANIFEST} does not say what the checkpoint is of and what its files are")
-        self.about: dict[str, Any] = about
-        self._files: dict[str, Any] = files
+    def __init__(self, url: str | Path | Directory) -> None:
+        self._directory = _directory(url)
+        self.url = self._directory.url
+        if not self._directory.exists(MANIFEST):
+            raise CheckpointError(f"there is no checkpoint at {self.url}{hint(self._directory)}")
+        manifest = decode(self._directory.read(MANIFEST), self._directory)
+        self.kind, self.base = manifest.kind, manifest.base
+        self.about, self.shards = manifest.about, manifest.shards
+        self.row_counts = manifest.rows
+        self._files = manifest.files
+
+    def verify(self, shards: Iterable[int] | None = None) -> None:
+        """Compares size and checksum of files with those that were written, for which they are read.
+
+        Args:
+            shards: those whose files to verify; all by default.
+
+        Raises:
+            CheckpointCorrupt: a file is missing or damaged; the message names it.
+        """
+        wanted = set(self._shards(shards))
         for name, expected in self._files.items():
-            self._verify(name, expected)
-
-    def _verify(self, name: str, expected: Any) -> None:
-        file = self._path / name
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise CheckpointCorrupt(f"{self._path / MANIFEST} names {name!r}, which is not within the checkpoint")
-        if not file.is_file():
-            raise CheckpointCorrupt(f"{file} is missing")
-        if not isinstance(expected, dict):
-            raise CheckpointCorrupt(f"{self._path / MANIFEST} has no size and checksum of {name!r}")
-        if file.stat().st_size != expected.get("bytes") or _digest(file) != expected.get("sha256"):
-            raise CheckpointCorrupt(f"{file} is damaged: its size or checksum is not that of the manifest")
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The named arrays."""
-        try:
-            return safetensors.numpy.load_file(self._path / ARRAYS)
-        except (OSError, safetensors.SafetensorError) as exc:
-            raise CheckpointCorrupt(f"{self._path / ARRAYS} cannot be read: {exc}") from exc
-
-    def rows(self, table: str) -> Iterator[RowPart]:
-        """The rows of a table, in parts, from all files of it."""
-        folder = f"tables/{_folder(table)}/"
-        for name in sorted(self._files):
-            if name.startswith(folder):
-                yield from _read_rows(self._path / name)
-
-
-def _folder(table: str) -> str:
-    """Dots are encoded too, for "." and ".." lead elsewhere."""
-    return quote(table, safe="").replace(".", "%2E")
-
-
-def _write_rows(root: Path, part: TablePart) -> int:
-    file = root / "tables" / _folder(part.table) / f"{part.part}.parquet"
-    file.parent.mkdir(exist_ok=True)
-    columns = pa.schema(
-        [
-            ("key", pa.uint64()),
-            ("embedding", pa.list_(pa.float32(), part.dim)),
-            # Arrow cannot read lists of the fixed size 0 from Parquet.
-            ("state", pa.list_(pa.float32(), part.state_size or -1)),
-            ("count", pa.uint32()),
-            ("last_seen", pa.uint32()),
-        ]
-    )
-    written = 0
-    with pq.ParquetWriter(file, columns, compression="zstd", use_dictionary=False) as writer:
-        for rows in part.rows:
-            table = pa.table(
-                [
-                    pa.array(rows.keys),
-                    pa.FixedSizeListArray.from_arrays(pa.array(rows.embeddings.ravel()), part.dim),
-                    pa.FixedSizeListArray.from_arrays(pa.array(rows.state.ravel()), part.state_size)
-                    if part.state_size
-                    else pa.array([[]] * len(rows.keys), pa.list_(pa.float32())),
-                    pa.array(rows.counts),
-                    pa.array(rows.last_seen),
-                ],
-                schema=columns,
-            )
-            writer.write_table(table)
-            written += table.num_rows
-    return written
-
-
-def _read_rows(file: Path) -> Iterator[RowPart]:
-    try:
-        with pq.ParquetFile(file) as parquet:
-            for batch in parquet.iter_batches(_READ_ROWS):
-                n = batch.num_rows
-                yield RowPart(
-                    batch.column("key").to_numpy(),
-                    batch.column("embedding").flatten().to_numpy().reshape(n, -1),
-                    batch.column("state").flatten().to_numpy().reshape(n, -1),
-                    batch.column("count").to_numpy(),
-                    batch.column("last_seen").to_numpy(),
+            if _shard_of(name) in wanted and self._directory.facts(name) != expected:
+                raise CheckpointCorrupt(
+                    f"{self.url}/{name} is damaged: its size or checksum is not that of the manifest"
                 )
-    except (OSError, pa.ArrowException, KeyError, ValueError) as exc:
-        raise CheckpointCorrupt(f"{file} cannot be read: {exc}") from exc
+
+    def arrays(self, shard: int) -> dict[str, NDArray[Any]]:
+        """The named arrays of a shard.
+
+        Raises:
+            CheckpointCorrupt: their file is missing or damaged.
+        """
+        name = _arrays_file(*self._shards([shard]))
+        data = self._directory.read(name)
+        try:
+            return safetensors.numpy.load(data)
+        except (safetensors.SafetensorError, KeyError, ValueError) as exc:
+            raise CheckpointCorrupt(f"{self.url}/{name} cannot be read: {exc}") from exc
+
+    def rows(self, table: str, shards: Iterable[int] | None = None) -> Iterator[RowPart]:
+        """The rows of a table, in parts of at most 65536; none of a table that is not there.
+
+        Args:
+            table: its name.
+            shards: those whose rows to read; all by default.
+
+        Raises:
+            CheckpointCorrupt: a file is missing or damaged.
+        """
+        for name in self._table_files("tables", table, shards):
+            yield from read_rows(self._directory, name)
+
+    def tombstones(self, table: str, shards: Iterable[int] | None = None) -> Iterator[NDArray[np.uint64]]:
+        """Keys, uint64, of the rows of a table that are gone since the base, in parts of at most 65536.
+
+        Args:
+            table: its name.
+            shards: those whose keys to read; all by default.
+
+        Raises:
+            CheckpointCorrupt: a file is missing or damaged.
+        """
+        for name in self._table_files("tombstones", table, shards):
+            yield from read_keys(self._directory, name)
+
+    def _shards(self, shards: Iterable[int] | None) -> list[int]:
+        wanted = list(range(len(self.shards)) if shards is None else shards)
+        if missing := [shard for shard in wanted if not 0 <= shard < len(self.shards)]:
+            raise CheckpointError(f"{self.url} has shards 0 to {len(self.shards) - 1}, and none of {missing}")
+        return wanted
+
+    def _table_files(
+        self, folder: Literal["tables", "tombstones"], table: str, shards: Iterable[int] | None
+    ) -> list[str]:
+        names = [_table_file(folder, table, shard) for shard in self._shards(shards)]
+        return [name for name in names if name in self._files]
 
 
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(_HASHED_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+def _directory(url: str | Path | Directory) -> Directory:
+    return url if isinstance(url, Directory) else Directory(url)
 
 
-def _sync(file: Path) -> str:
-    """Makes a file durable and returns its digest."""
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
-    return _digest(file)
+def _arrays_file(shard: int) -> str:
+    return f"shards/{shard}.safetensors"
 
 
-def _older(path: Path) -> Path:
-    """Where the checkpoint that was at `path` is while a new one takes its place."""
-    return path.with_name(f".{path.name}.old")
+def _table_file(folder: Literal["tables", "tombstones"], table: str, shard: int) -> str:
+    """Dots are encoded too, for "." and ".." lead elsewhere."""
+    return f"{folder}/{quote(table, safe='').replace('.', '%2E')}/shard-{shard}.parquet"
 
 
-def _replace(new: Path, path: Path) -> None:
-    """Puts a complete directory in the place of an older one, which is dropped only then."""
-    old = _older(path)
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-    try:
-        new.rename(path)
-    except OSError:
-        if old.exists():
-            old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+def _shard_of(name: str) -> int:
+    found = re.fullmatch(FILE, name)
+    assert found, name  # the manifest has been checked
+    return int(found[1] or found[2])
+
+
+def _refuse_complete(directory: Directory) -> None:
+    if directory.exists(MANIFEST):
+        raise CheckpointError(f"{directory.url} is a complete checkpoint already; choose another place")
+
+
+def _write_arrays(directory: Directory, name: str, arrays: Mapping[str, NDArray[Any]]) -> FileFacts:
+    with directory.writing(name):
+        data = safetensors.numpy.save({key: np.ascontiguousarray(array) for key, array in arrays.items()})
+    return directory.put(name, data)
+
+
+def _write_tombstones(directory: Directory, name: str, keys: Iterable[NDArray[np.uint64]]) -> FileFacts | None:
+    parts = (part for part in keys if len(part))
+    first = next(parts, None)
+    if first is None:
+        return None
+    with directory.create(name) as output:
+        write_keys(output, chain([first], parts))
+    return output.facts()
