@@ -1,0 +1,236 @@
+"""Epochs: numbered checkpoints below one root, of which a delta holds only what changed since the one before."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from streamtrain.errors import CheckpointCorrupt, ConfigError
+from streamtrain.store.checkpoint import CheckpointReader
+from streamtrain.store.files import Directory
+from streamtrain.store.manifest import MANIFEST
+from streamtrain.store.rows import RowPart, Tombstones
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"epoch-(\d{9,})", re.ASCII)
+
+
+class Chain:
+    """A full checkpoint and the deltas on it, in order: all that there is at the last one's epoch.
+
+    Args:
+        epochs: their numbers, the full one's first.
+        readers: of each.
+
+    Attributes:
+        epochs: their numbers; the last is that of the chain.
+        about: facts of the newest.
+        shards: facts of the newest, by shard.
+    """
+
+    def __init__(self, epochs: Sequence[int], readers: Sequence[CheckpointReader]) -> None:
+        self.epochs = list(epochs)
+        self.about, self.shards = readers[-1].about, readers[-1].shards
+        self._readers = list(readers)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the newest."""
+        return self.epochs[-1]
+
+    @property
+    def url(self) -> str:
+        """Where the newest is, for messages."""
+        return self._readers[-1].url
+
+    def verify(self, shards: Iterable[int] | None = None) -> None:
+        """Compares size and checksum of all files of it, or of those of some shards.
+
+        Raises:
+            CheckpointCorrupt: a file is missing or damaged; the message names it.
+        """
+        self._verify(None if shards is None else list(shards), {})
+
+    def _verify(self, shards: list[int] | None, checked: dict[int, str | None]) -> None:
+        """Leaves out epochs that have been checked, and adds to them what is wrong with others, or None."""
+        for epoch, reader in zip(self.epochs, self._readers, strict=True):
+            if epoch not in checked:
+                try:
+                    reader.verify(shards)
+                    checked[epoch] = None
+                except CheckpointCorrupt as exc:
+                    checked[epoch] = str(exc)
+            if (fault := checked[epoch]) is not None:
+                raise CheckpointCorrupt(fault)
+
+    def changes(self, table: str, shards: Iterable[int] | None = None) -> Iterator[RowPart | Tombstones]:
+        """The rows of a table, and those that went: applied in order, they give the table.
+
+        Parts have at most 65536 rows.
+
+        Args:
+            table: its name.
+            shards: those whose rows to read; all by default.
+
+        Raises:
+            CheckpointCorrupt: a file is missing or damaged.
+        """
+        wanted = None if shards is None else list(shards)
+        for reader in self._readers:
+            for keys in reader.tombstones(table, wanted):
+                yield Tombstones(keys)
+            yield from reader.rows(table, wanted)
+
+    def arrays(self, shard: int) -> dict[str, NDArray[Any]]:
+        """The newest arrays of a shard.
+
+        Raises:
+            CheckpointCorrupt: their file is missing or damaged.
+        """
+        return self._readers[-1].arrays(shard)
+
+
+class Epochs:
+    """The checkpoints below a root, each in a directory such as epoch-000000012. Anything else there is left alone.
+
+    Args:
+        url: the root: a local path or any URL of fsspec; it need not be there yet.
+
+    Attributes:
+        damaged: what `newest_good` found damaged, newest first; each names the file.
+
+    Raises:
+        CheckpointError: fsspec does not know the protocol, or its package is not installed.
+    """
+
+    def __init__(self, url: str | Path) -> None:
+        self._root = Directory(url)
+        self.damaged: list[str] = []
+
+    def numbers(self) -> list[int]:
+        """The complete epochs, ascending."""
+        return [number for number in self._started() if self.directory(number).exists(MANIFEST)]
+
+    def directory(self, number: int) -> Directory:
+        """Where an epoch is, or is to be written."""
+        return self._root / _name(number)
+
+    def next(self) -> int:
+        """A number greater than that of any epoch there, complete or not."""
+        return max(self._started(), default=0) + 1
+
+    def open(self, number: int) -> Chain:
+        """An epoch with all that it builds on.
+
+        Raises:
+            CheckpointError: it is not there, or it is of another format.
+            CheckpointCorrupt: a manifest is damaged, or a checkpoint is missing that it builds on.
+        """
+        epochs, readers = [number], [CheckpointReader(self.directory(number))]
+        while (base := readers[0].base) is not None:
+            epochs.insert(0, base)
+            readers.insert(0, self._base(base, readers[0], epochs[1]))
+        return Chain(epochs, readers)
+
+    def newest_good(
+        self, accept: Callable[[Chain], bool] | None = None, shards: Iterable[int] | None = None
+    ) -> Chain | None:
+        """The newest epoch that is whole, all that it builds on included.
+
+        One that is damaged is left out with a warning, and put into `damaged`.
+
+        Args:
+            accept: says of a chain, before its files are verified, whether it is of use; all are by default.
+            shards: those whose files to verify; all by default.
+
+        Returns:
+            The chain, verified; None if there is none.
+
+        Raises:
+            CheckpointError: a checkpoint is out of reach, or of another format.
+        """
+        wanted = None if shards is None else list(shards)
+        self.damaged = []
+        checked: dict[int, str | None] = {}
+        found = None
+        for number in reversed(self.numbers()):
+            try:
+                chain = self.open(number)
+                if accept is None or accept(chain):
+                    chain._verify(wanted, checked)
+                    found = chain
+                    break
+            except CheckpointCorrupt as exc:
+                self.damaged.append(str(exc))
+        instead = f"epoch {found.epoch} is used instead" if found else "there is no older epoch to use"
+        for message in self.damaged:
+            logger.warning("%s; %s", message, instead)
+        return found
+
+    def retain(self, keep: int) -> list[int]:
+        """Deletes old epochs: those beyond the newest `keep`, and unfinished ones older than the newest complete one.
+
+        What a kept delta builds on is kept too. An epoch whose manifest, or that of one it builds on, is damaged or
+        missing does not count as kept, and is deleted only if it is older than those that are.
+
+        Returns:
+            The numbers of the epochs deleted.
+
+        Raises:
+            ConfigError: `keep` is less than 1.
+            CheckpointError: an epoch cannot be read or deleted.
+        """
+        if keep < 1:
+            raise ConfigError(f"keep must be at least 1, not {keep}")
+        complete = self.numbers()
+        kept: list[Chain] = []
+        for number in reversed(complete):
+            try:
+                kept.append(self.open(number))
+            except CheckpointCorrupt as exc:
+                logger.warning("%s; epoch %d does not count as one that is kept", exc, number)
+            if len(kept) == keep:
+                break
+        if not kept:
+            return []
+        needed = {number for chain in kept for number in chain.epochs}
+        oldest = min(chain.epoch for chain in kept)
+        newest = max(complete)
+        spare = [
+            number
+            for number in self._started()
+            if number not in needed and number < (oldest if number in complete else newest)
+        ]
+        for number in spare:
+            self._delete(number)
+        return spare
+
+    def _started(self) -> list[int]:
+        """Epochs, complete or not, ascending."""
+        found = [(name, _NAME.fullmatch(name)) for name in self._root.names()]
+        return sorted(int(match[1]) for name, match in found if match and name == _name(int(match[1])))
+
+    def _base(self, number: int, on_it: CheckpointReader, its_number: int) -> CheckpointReader:
+        if number >= its_number or not self.directory(number).exists(MANIFEST):
+            raise CheckpointCorrupt(f"{on_it.url} builds on epoch {number}, which is not there")
+        base = CheckpointReader(self.directory(number))
+        if len(base.shards) != len(on_it.shards):
+            raise CheckpointCorrupt(
+                f"{on_it.url} has {len(on_it.shards)} shards, but epoch {number}, which it builds on, "
+                f"{len(base.shards)}"
+            )
+        return base
+
+    def _delete(self, number: int) -> None:
+        """Without its manifest it is no checkpoint, so half of it is never seen."""
+        directory = self.directory(number)
+        directory.delete(MANIFEST)
+        directory.delete_all()
+
+
+def _name(number: int) -> str:
+    return f"epoch-{number:09d}"
