@@ -4,11 +4,16 @@ StreamtrainError
 ├── ConfigError         a schema, model file or option is wrong: stop and mend it; the message names the key
 ├── SampleError         a sample cannot be used: dead-letter it; carries its index, reason and field
 ├── TooManyBadSamples   the stream is broken rather than a sample: stop
-└── CheckpointError     a checkpoint cannot be written or read
-    └── CheckpointCorrupt   a file of it is damaged or missing: use the epoch before
+├── CheckpointError     a checkpoint cannot be written or read
+│   └── CheckpointCorrupt   a file of it is damaged or missing: use the epoch before
+└── ShardError          a shard cannot do what it is asked
+    ├── ShardUnavailable    it cannot be reached, or is not ready yet: try again
+    ├── ShardRefused        the request does not fit the shard, its model or its limits: stop and mend it
+    └── ShardBroken         its rows can no longer be trusted: restart it from a checkpoint
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 class StreamtrainError(Exception):
@@ -61,3 +66,29 @@ class CheckpointError(StreamtrainError):
 
 class CheckpointCorrupt(CheckpointError):
     """A file of a checkpoint is damaged or missing."""
+
+
+class ShardError(StreamtrainError):
+    """A shard cannot do what it is asked."""
+
+
+class ShardUnavailable(ShardError):
+    """A shard cannot be reached, or is not ready yet."""
+
+
+class ShardRefused(ShardError):
+    """A request does not fit the shard, its model or its limits.
+
+    Attributes:
+        reason: "malformed", "mismatch" (of model, run or shard), "limit", or "unauthenticated".
+    """
+
+    def __init__(
+        self, message: str, reason: Literal["malformed", "mismatch", "limit", "unauthenticated"] = "malformed"
+    ):
+        super().__init__(message)
+        self.reason = reason
+
+
+class ShardBroken(ShardError):
+    """The rows of a shard can no longer be trusted."""

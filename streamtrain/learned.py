@@ -1,140 +1,201 @@
-"""What has been learned, from shards into a checkpoint and back; schemas/README.md describes the files."""
+"""What has been learned, from shards into checkpoints and back; schemas/README.md describes the files."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain._core import Table, shards_of
-from streamtrain.errors import CheckpointCorrupt, CheckpointError
-from streamtrain.model.model import Model
-from streamtrain.ps.shard import Shard
-from streamtrain.store.checkpoint import CheckpointReader, Part, commit, write_part
-from streamtrain.store.files import Directory
+from streamtrain._core import Rows, Table, shards_of
+from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
+from streamtrain.model.spec import Spec, slice_of
+from streamtrain.ps.clock import Clock
+from streamtrain.ps.shard import Initial, Run, Shard
+from streamtrain.store.checkpoint import commit, write_part
+from streamtrain.store.epochs import Chain, open_chain
 from streamtrain.store.replacement import replacing
-from streamtrain.store.rows import RowPart, TablePart
+from streamtrain.store.rows import RowPart, TablePart, Tombstones
 
 _SCANNED_ROWS = 1 << 16
-_STATISTICS = "statistics/"
+_STATE = "state/"
 _ADMISSION = "admission/"
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def write_learned(
-    url: str | Path,
-    model: Model,
-    shards: Sequence[Shard],
-    *,
-    statistics: Mapping[str, NDArray[Any]],
-    samples: int,
-    watermark: float,
-) -> None:
+def write_learned(url: str | Path, shards: Sequence[Shard], state: Mapping[str, NDArray[Any]]) -> None:
     """Writes everything that a learner needs to go on.
 
     Args:
         url: directory of the checkpoint: a local path or any URL of fsspec.
-        model: what was learned.
         shards: all shards, in order; nothing may be pushed meanwhile.
-        statistics: the graph's non-trainable weights by path.
-        samples: number of samples learned from.
-        watermark: latest event time, seconds since the epoch.
+        state: what a learner holds besides, by name.
 
     Raises:
         CheckpointError: it cannot be written.
     """
-    about = {**_identity(model), "samples": samples, "watermark": watermark}
     with replacing(url) as directory:
-        parts = [_write_shard(directory, shard, {} if shard.index else statistics) for shard in shards]
-        commit(directory, about, parts)
+        parts = []
+        for shard in shards:
+            arrays = arrays_of(shard)
+            if shard.index == 0:
+                arrays |= {_STATE + name: values for name, values in state.items()}
+            tables = tables_of(shard, lambda t, shard=shard: _scan(shard.tables[t]))  # type: ignore[misc]
+            parts.append(write_part(directory, shard.index, arrays, tables, about=about_shard(shard)))
+        commit(directory, about_run(shards[0], aligned=True), parts)
 
 
-def read_learned(url: str | Path, model: Model, shards: Sequence[Shard]) -> tuple[Arrays, int, float]:
-    """Fills new shards from a checkpoint, whose number of shards may be another.
-
-    Returns:
-        statistics, samples and watermark as `write_learned` was given them.
+def read_learned(url: str | Path, spec: Spec, shards: int) -> tuple[list[Shard], dict[str, NDArray[Any]]]:
+    """All shards as of a checkpoint, whose number of shards may be another, and the state as of `write_learned`.
 
     Raises:
         CheckpointError: there is none, or it is of another schema, graph or optimizer.
         CheckpointCorrupt: a file of it is damaged; the message names it.
     """
-    checkpoint = CheckpointReader(url)
-    about = checkpoint.about
-    for what, mine in _identity(model).items():
-        if about.get(what) != mine:
-            raise CheckpointError(f"{url} has {what} {about.get(what)!r}, but the model has {mine!r}")
-    checkpoint.verify()
-    arrays = [checkpoint.arrays(i) for i in range(len(checkpoint.shards))]
-    try:
-        _load_dense(checkpoint, arrays, model, shards)
-        _load_admission(arrays, shards)
-        for t, spec in enumerate(model.schema.tables):
-            for rows in checkpoint.rows(spec.name):
-                _load_rows([shard.tables[t] for shard in shards], rows)
-        statistics = {
-            name.removeprefix(_STATISTICS): a for name, a in arrays[0].items() if name.startswith(_STATISTICS)
-        }
-        return statistics, about["samples"], about["watermark"]
-    except (KeyError, ValueError, TypeError) as exc:
-        raise CheckpointCorrupt(f"{url} lacks something that a learner has, or has it in another shape: {exc}") from exc
+    chain = open_chain(url)
+    chain.verify()
+    restored = [restore_shard(chain, i, shards, spec) for i in range(shards)]
+    state = {name.removeprefix(_STATE): a for name, a in chain.arrays(0).items() if name.startswith(_STATE)}
+    return restored, state
 
 
-def _identity(model: Model) -> dict[str, Any]:
-    """What a checkpoint and a model must have in common."""
-    tables = model.schema.tables
+def about_run(shard: Shard, *, aligned: bool) -> dict[str, Any]:
+    """What a checkpoint says of the whole.
+
+    Args:
+        shard: any one.
+        aligned: whether all shards are at the same clock: only then can it be read into another number of shards.
+    """
     return {
-        "schema": model.schema.fingerprint(),
-        "seed": model.seed,
-        "dense": [list(shape) for shape in model.dense.shapes],
-        "dense_optimizer": model.dense_optimizer.kind,
-        "tables": {one.name: [one.dim, (one.optimizer or model.embedding_optimizer).kind] for one in tables},
+        "run": shard.run.id,
+        "start": _clock_to_json(shard.run.start),
+        "spec": shard.spec.to_json(),
+        "aligned": aligned,
     }
 
 
-def _write_shard(directory: Directory, shard: Shard, statistics: Mapping[str, NDArray[Any]]) -> Part:
-    arrays: Arrays = {"dense": shard.dense.pull(), "dense_slots": shard.dense.slots}
-    arrays |= {_STATISTICS + name: values for name, values in statistics.items()}
-    tables = list(zip(shard.specs, shard.tables, strict=True))
-    arrays |= {_ADMISSION + spec.name: table.admission() for spec, table in tables if spec.min_count > 1}
-    rows = [TablePart(spec.name, spec.dim, table.state_size, _scan(table)) for spec, table in tables]
-    return write_part(directory, shard.index, arrays, rows, about={"dense_steps": shard.dense.steps})
+def about_shard(shard: Shard) -> dict[str, Any]:
+    """What a checkpoint says of one shard."""
+    return {"clock": _clock_to_json(shard.clock()), "samples": shard.samples, "watermark": shard.watermark}
 
 
-def _load_dense(checkpoint: CheckpointReader, arrays: Sequence[Arrays], model: Model, shards: Sequence[Shard]) -> None:
-    """Slices are by position; the parts in their order are the whole."""
-    values = np.concatenate([one["dense"] for one in arrays])
-    slots = np.concatenate([one["dense_slots"] for one in arrays], axis=1)
-    steps = max(about["dense_steps"] for about in checkpoint.shards)
-    for shard, part in zip(shards, model.dense.slices(len(shards)), strict=True):
-        shard.dense.load(values[part], np.ascontiguousarray(slots[:, part]), steps)
+def arrays_of(shard: Shard) -> Arrays:
+    """All of a shard but its rows."""
+    arrays: Arrays = {
+        "dense": shard.dense.pull(),
+        "dense_slots": shard.dense.slots,
+        "dense_steps": np.array([shard.dense.steps], np.float32),
+        "statistics": shard.statistics.pull(),
+    }
+    for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
+        if len(sketch := table.admission()):
+            arrays[_ADMISSION + settings["name"]] = sketch
+    return arrays
 
 
-def _load_rows(tables: Sequence[Table], rows: RowPart) -> None:
-    """Gives each shard's table the rows it owns. Parts are of one shard's file, so mostly all go to one table."""
-    owners = shards_of(rows.keys, len(tables))
-    for owner in np.flatnonzero(np.bincount(owners)).tolist():
-        owned = owners == owner
-        tables[owner].load(*(rows if owned.all() else (column[owned] for column in rows)))
+def tables_of(shard: Shard, rows: Callable[[int], Iterator[RowPart]]) -> Iterator[TablePart]:
+    """All tables of a shard, for writing; `rows` gives those of the table of an index."""
+    for t, (settings, table) in enumerate(zip(shard.spec.tables, shard.tables, strict=True)):
+        yield TablePart(settings["name"], table.dim, table.state_size, rows(t))
 
 
-def _load_admission(arrays: Sequence[Arrays], shards: Sequence[Shard]) -> None:
-    """Loads the counts of ids without a row.
+def part_of(rows: Rows) -> RowPart:
+    """Rows of the core as those of the store."""
+    return RowPart(rows.keys, rows.embeddings, rows.state, rows.counts, rows.last_seen)
 
-    They cannot be told apart by shard, so another number of shards takes all: estimates then are a little higher.
+
+def restore_shard(chain: Chain, index: int, shards: int, spec: Spec | None = None) -> Shard:
+    """One of so many shards as of a checkpoint, whose number of shards may be another.
+
+    Args:
+        chain: the checkpoint.
+        index: of the shard.
+        shards: how many there are.
+        spec: whose rates, admission, expiry, capacity and storage count; None: as when it was written.
+
+    Raises:
+        CheckpointError: it is of another model, or is to be split anew although its shards are at different clocks.
+        CheckpointCorrupt: it lacks something or is damaged.
     """
-    for shard in shards:
-        written: Iterable[Arrays] = [arrays[shard.index]] if shard.shards == len(arrays) else arrays
-        for spec, table in zip(shard.specs, shard.tables, strict=True):
-            for one in written if spec.min_count > 1 else ():
-                if (counted := one.get(_ADMISSION + spec.name)) is not None:
-                    table.merge_admission(counted)
+    written, about = len(chain.shards), chain.about
+    if written != shards and not about.get("aligned"):
+        raise CheckpointError(
+            f"{chain.url} has {written} shards at different clocks and cannot be split into {shards}; "
+            "use one that is aligned, or the same number of shards"
+        )
+    try:
+        spec = _checked(chain, spec)
+        sources = [index] if shards == written else list(range(written))
+        shard = _without_rows(chain, sources, spec, index, shards)
+        for settings, table in zip(spec.tables, shard.tables, strict=True):
+            _load_rows(table, chain.changes(settings["name"], sources), index, shards)
+        told = chain.shards[sources[0]]
+        shard.resume(_clock_of_json(told["clock"]), int(told["samples"]), int(told["watermark"]))
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as exc:
+        raise CheckpointCorrupt(
+            f"{chain.url} lacks something that a shard has, or has it in another shape: {type(exc).__name__}: {exc}"
+        ) from exc
+    return shard
+
+
+def _checked(chain: Chain, wanted: Spec | None) -> Spec:
+    try:
+        written = Spec.from_json(chain.about["spec"])
+    except ConfigError as exc:
+        raise CheckpointCorrupt(f"{chain.url}: {exc}") from exc
+    theirs, mine = written.meaning(), (wanted or written).meaning()
+    for what, value in mine.items():
+        if theirs[what] != value:
+            raise CheckpointError(f"{chain.url} has {what} {theirs[what]!r}, but the model has {value!r}")
+    return wanted or written
+
+
+def _without_rows(chain: Chain, sources: Sequence[int], spec: Spec, index: int, shards: int) -> Shard:
+    """A shard with its slices and admission counts.
+
+    Slices are by position: those of all writers in their order are the whole. Counts of ids without a row cannot be
+    told apart by shard, so another number of shards takes all: estimates then are a little higher.
+    """
+    arrays = [chain.arrays(source) for source in sources]
+
+    def cut(name: str, size: int) -> NDArray[np.float32]:
+        if len(sources) == 1 and len(chain.shards) == shards:
+            return arrays[0][name]
+        whole = np.concatenate([one[name] for one in arrays], axis=-1)
+        return np.ascontiguousarray(whole[..., slice_of(size, index, shards)])
+
+    run = Run(chain.about["run"], _clock_of_json(chain.about["start"]))
+    dense, statistics = cut("dense", spec.dense_size), cut("statistics", spec.statistics_size)
+    shard = Shard(Initial(run, spec, dense, statistics), index, shards)
+    shard.dense.load(dense, cut("dense_slots", spec.dense_size), float(arrays[0]["dense_steps"][0]))
+    for settings, table in zip(spec.tables, shard.tables, strict=True):
+        for one in arrays if settings["min_count"] > 1 else ():
+            if (counted := one.get(_ADMISSION + settings["name"])) is not None:
+                table.merge_admission(counted)
+    return shard
+
+
+def _load_rows(table: Table, changes: Iterator[RowPart | Tombstones], index: int, shards: int) -> None:
+    for change in changes:
+        if isinstance(change, Tombstones):
+            table.remove(change.keys)
+            continue
+        owned = shards_of(change.keys, shards) == index
+        table.load(*(change if owned.all() else (column[owned] for column in change)))
 
 
 def _scan(table: Table) -> Iterator[RowPart]:
     cursor: int | None = 0
     while cursor is not None:
         cursor, rows = table.scan(cursor, _SCANNED_ROWS)
-        yield RowPart(rows.keys, rows.embeddings, rows.state, rows.counts, rows.last_seen)
+        yield part_of(rows)
+
+
+def _clock_to_json(clock: Clock) -> dict[str, int]:
+    """JSON has only texts for keys."""
+    return {str(partition): at for partition, at in clock.items()}
+
+
+def _clock_of_json(given: Mapping[str, int]) -> dict[int, int]:
+    return {int(partition): int(at) for partition, at in given.items()}

@@ -14,14 +14,22 @@ from streamtrain.learned import read_learned, write_learned
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader, Samples
-from streamtrain.ps.client import Client
-from streamtrain.ps.shard import PushStats, Shard
+from streamtrain.model.spec import Spec, slice_of
+from streamtrain.ps.client import Client, stats_of
+from streamtrain.ps.clock import Span
+from streamtrain.ps.consistency import Async
+from streamtrain.ps.session import LocalSession
+from streamtrain.ps.shard import Initial, PushStats, Run, Shard
 from streamtrain.train.progressive import Metrics, ProgressiveValidation
 from streamtrain.train.step import Step
 
 logger = logging.getLogger(__name__)
 
 MAX_SHARDS = 1 << 16
+
+# What a checkpoint of a learner holds beyond its shards.
+_WATERMARK = "watermark"
+_SEEDS = "seeds/"
 
 
 @dataclass(frozen=True)
@@ -78,10 +86,7 @@ class Learner:
         self.batch_size = batch_size
         self._step = Step(model)
         self._planner = model.planner(shards)
-        layout = model.dense
-        parts = layout.slices(shards)
-        self._shards = [Shard(model, i, shards, self._step.initial_dense[part]) for i, part in enumerate(parts)]
-        self._client = Client(self._shards, [table.dim for table in model.schema.tables], layout)
+        self._use(self._new_shards(shards))
         self._to_learn = SampleReader(model)
         self._to_predict = SampleReader(model, with_labels=False)
         self._window = window
@@ -90,6 +95,26 @@ class Learner:
         self.watermark = 0.0
         self.bad: dict[str, int] = {}
         self.stats = PushStats()
+
+    def _use(self, shards: list[Shard]) -> None:
+        self._shards = shards
+        self._client = Client([LocalSession(shard, Async(shard), "learner") for shard in shards], shards[0].spec)
+
+    def _new_shards(self, count: int) -> list[Shard]:
+        spec, dense, statistics = Spec.of(self.model), self._step.initial_dense, self._step.initial_statistics
+        return [
+            Shard(
+                Initial(
+                    Run("learner", {}),
+                    spec,
+                    dense[slice_of(len(dense), i, count)],
+                    statistics[slice_of(len(statistics), i, count)],
+                ),
+                i,
+                count,
+            )
+            for i in range(count)
+        ]
 
     def predict(self, samples: Samples) -> NDArray[np.float32]:
         """Predicts samples; labels are not needed and not read.
@@ -207,14 +232,8 @@ class Learner:
         Raises:
             CheckpointError: it cannot be written, or `path` exists and is no checkpoint, or the URL is in use.
         """
-        write_learned(
-            path,
-            self.model,
-            self._shards,
-            statistics=self._step.arrays(),
-            samples=self.samples,
-            watermark=self.watermark,
-        )
+        seeds = {_SEEDS + name: values for name, values in self._step.arrays().items()}
+        write_learned(path, self._shards, {_WATERMARK: np.array([self.watermark]), **seeds})
 
     @classmethod
     def load(
@@ -222,29 +241,47 @@ class Learner:
     ) -> "Learner":
         """A learner that goes on from a checkpoint, at a local path or any URL of fsspec.
 
-        The number of shards may differ from that of the writer.
+        The writer may have been a learner or a cluster, with any number of shards (for a cluster: cut at one clock).
 
         Raises:
             CheckpointError: it is missing, or of another schema, graph or optimizer.
             CheckpointCorrupt: a file of it is damaged; the message names it.
         """
         learner = cls(model, batch_size=batch_size, shards=shards, window=window)
-        statistics, learner.samples, learner.watermark = read_learned(path, model, learner._shards)
-        learner._step.set_arrays(statistics)
+        restored, state = read_learned(path, Spec.of(model), shards)
+        learner.samples, learner.watermark = restored[0].samples, float(restored[0].watermark)
+        if _WATERMARK in state:
+            learner.watermark = float(state[_WATERMARK][0])
+        seeds = {name.removeprefix(_SEEDS): values for name, values in state.items() if name.startswith(_SEEDS)}
+        if seeds:
+            learner._step.set_arrays(seeds)
+        for shard in restored:
+            shard.resume({0: learner.samples}, learner.samples, int(learner.watermark))
+        learner._use(restored)
         return learner
 
     def _predict(self, batch: Batch) -> NDArray[np.float32]:
         if not len(batch):
             return self._no_predictions()
         plan = self._planner.plan(batch.keys, batch.starts, batch.offsets, batch.times)
-        return self._step.predict(self._client.pull_dense(), plan, self._client.pull(plan), batch)
+        pulled = self._client.pull(plan).wait()
+        return self._step.predict(pulled.parameters, plan, pulled.rows, batch)
 
     def _learn(self, batch: Batch) -> tuple[NDArray[np.float32], float]:
         plan = self._planner.plan(batch.keys, batch.starts, batch.offsets, batch.times)
-        result = self._step.train(self._client.pull_dense(), plan, self._client.pull(plan), batch)
+        pulled = self._client.pull(plan).wait()
+        result = self._step.train(pulled.parameters, plan, pulled.rows, batch)
         self._validation.update(result.predictions, batch.labels, batch.weights)
         self.watermark = max(self.watermark, float(batch.times.max()))
-        stats = self._client.push(plan, plan.unpool(result.row_gradient), result.dense_gradient, int(self.watermark))
+        pushing = self._client.push(
+            plan,
+            plan.unpool(result.row_gradient),
+            result.dense_gradient,
+            result.statistics_change,
+            spans=[Span(0, self.samples, self.samples + len(batch))],
+            watermark=int(self.watermark),
+        )
+        stats = stats_of(pushing.wait())
         if stats.non_finite_rows or stats.non_finite_dense:
             logger.warning(
                 "dropped gradients that are not finite: %d of rows, %d of dense slices; samples %d to %d",

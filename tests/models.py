@@ -57,3 +57,13 @@ def counting() -> stm.Model:
         reduction="sum",
         embedding_optimizer=stm.SGD(1.0),
     )
+
+
+def dense_of(learner: stm.Learner) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The flat dense vector."""
+    return np.concatenate([shard.dense.pull() for shard in learner._shards])
+
+
+def statistics_of(learner: stm.Learner) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The flat vector of statistics."""
+    return np.concatenate([shard.statistics.pull() for shard in learner._shards])

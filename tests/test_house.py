@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "address": {"errors"},
     "settings": COMMON,
     "config": COMMON | {"settings"},
-    "cluster": COMMON,
+    "cluster": COMMON | {"learned", "model", "ps", "settings", "store"},
     "model": COMMON,
     "stream": COMMON | {"model"},
     "ps": COMMON | {"model"},
@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "learner": COMMON | {"learned", "model", "ps", "store", "train"},
     "replay": COMMON | {"model", "learner"},
     "demo": COMMON,  # its model is written as a user writes one: on the package itself
-    "cli": COMMON | {"model", "learner", "replay", "demo"},
+    "cli": COMMON | {"cluster", "config", "model", "learner", "replay", "demo"},
 }
 MODEL_FILES = {PACKAGE / "demo" / "flights.py"}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import streamtrain as stm
 from streamtrain.model.features import Feature
-from tests.models import clicks, counting, make, two_towers
+from tests.models import clicks, counting, dense_of, make, statistics_of, two_towers
 
 # --- exactness, by counting ---
 
@@ -103,14 +103,13 @@ def test_layers_that_differ_in_training_predict_as_in_serving() -> None:
 
     model = make([stm.Categorical("user", dim=4), stm.Numeric("price")], graph)
     learner = stm.Learner(model, batch_size=50)
-    before = learner._step.arrays()
+    seeds, statistics = learner._step.arrays(), statistics_of(learner)
     assert np.array_equal(learner.predict(clicks(50)), learner.predict(clicks(50)))
     expected = learner.predict(clicks(50))
     np.testing.assert_allclose(learner.learn(clicks(50)).predictions, expected, atol=1e-6)
-    after = learner._step.arrays()
-    moved = [name for name in before if not np.array_equal(before[name], after[name])]
-    assert any("moving_mean" in name for name in moved)
-    assert any("seed" in name for name in moved)
+    assert not np.array_equal(statistics_of(learner), statistics)
+    assert all(not np.array_equal(seed, seeds[name]) for name, seed in learner._step.arrays().items())
+    assert seeds
 
 
 # --- inputs of the graph ---
@@ -190,7 +189,7 @@ def test_a_missing_optional_label_teaches_nothing() -> None:
     assert with_none.metrics()["buy"].samples == 0
     assert with_none.metrics()["click"].samples == 1
     assert np.array_equal(with_none.embeddings("user", ["a"]), without.embeddings("user", ["a"]))
-    start, now = model.dense.split(_dense(stm.Learner(model))), model.dense.split(_dense(with_none))
+    start, now = model.dense.split(dense_of(stm.Learner(model))), model.dense.split(dense_of(with_none))
     still = {
         name.split("/")[0]
         for name, before, after in zip(model.dense.names, start, now, strict=True)
@@ -208,10 +207,6 @@ def test_predictions_are_in_the_order_of_the_labels() -> None:
     assert learner.predict([{"ts": 0, "x": 1}]).tolist() == [[3.0, 2.0, 1.0]]
     assert learner.learn([{"ts": 0, "x": 1, "a": 0, "b": 0, "c": 0}]).predictions.tolist() == [[3.0, 2.0, 1.0]]
     assert learner.metrics()["c"].prediction_mean == 3.0
-
-
-def _dense(learner: stm.Learner) -> Any:
-    return learner._client.pull_dense()
 
 
 def test_a_weight_multiplies_the_gradient() -> None:
@@ -274,9 +269,9 @@ def test_gradients_that_are_not_finite_change_nothing(caplog: pytest.LogCaptureF
 
     model = make([stm.Categorical("user", dim=2), stm.Numeric("price")], graph, loss="mean_squared_error")
     learner = stm.Learner(model, batch_size=2)
-    before = _dense(learner)
+    before = dense_of(learner)
     learner.learn([{"ts": 0, "label": 1, "user": "bad", "price": 0}, {"ts": 0, "label": 1, "user": "good", "price": 1}])
-    assert np.array_equal(_dense(learner), before)
+    assert np.array_equal(dense_of(learner), before)
     assert (learner.stats.non_finite_rows, learner.stats.non_finite_dense, learner.stats.applied) == (1, 1, 1)
     assert learner.rows == {"user": 1}
     assert learner.metrics()["label"].non_finite == 1

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import streamtrain as stm
 from streamtrain.model.features import Feature
-from tests.models import clicks, make, two_towers
+from tests.models import clicks, dense_of, make, statistics_of, two_towers
 
 RATE = 0.5
 IDS: list[str | int] = ["a", "b", "c"]
@@ -110,12 +110,12 @@ def test_weights_of_the_graph_move_by_their_gradient() -> None:
 
     model = make([stm.Numeric("x")], graph, dense_optimizer=stm.SGD(RATE))
     learner = stm.Learner(model, shards=2)
-    kernel, bias = learner._client.pull_dense().astype(np.float64)
+    kernel, bias = dense_of(learner).astype(np.float64)
     x, y = np.array([1.0, -2.0, 3.0]), np.array([1, 0, 1])
     learner.learn({"ts": [0, 0, 0], "x": x, "label": y})
     error = 1 / (1 + np.exp(-(kernel * x + bias))) - y
     expected = [kernel - RATE * np.mean(error * x), bias - RATE * np.mean(error)]
-    np.testing.assert_allclose(learner._client.pull_dense(), expected, rtol=1e-5)
+    np.testing.assert_allclose(dense_of(learner), expected, rtol=1e-5)
 
 
 def test_padding_of_a_sequence_gets_no_gradient() -> None:
@@ -179,7 +179,7 @@ def test_shards_do_not_matter(shards: int) -> None:
     assert one.rows == many.rows
     ids: list[str | int] = list(range(60))
     np.testing.assert_allclose(one.embeddings("item", ids), many.embeddings("item", ids), atol=1e-6)
-    np.testing.assert_allclose(one._client.pull_dense(), many._client.pull_dense(), atol=1e-6)
+    np.testing.assert_allclose(dense_of(one), dense_of(many), atol=1e-6)
     assert vars(one.stats) == vars(many.stats)
 
 
@@ -203,13 +203,25 @@ def test_same_stream_same_model() -> None:
 @given(st.lists(st.sampled_from([1, 5, 16, 64]), min_size=1, max_size=4))
 def test_predicting_and_evaluating_change_nothing(sizes: list[int]) -> None:
     learner = LEARNER
-    before = learner.embeddings("user", IDS), learner._client.pull_dense(), learner._step.arrays(), learner.rows
+    before = (
+        learner.embeddings("user", IDS),
+        dense_of(learner),
+        learner._step.arrays(),
+        statistics_of(learner),
+        learner.rows,
+    )
     for seed, size in enumerate(sizes):
         learner.predict(events(size, seed))
         learner.evaluate(events(size, seed))
     assert learner.samples == 100
     assert learner.metrics()["label"].samples == 100
-    after = learner.embeddings("user", IDS), learner._client.pull_dense(), learner._step.arrays(), learner.rows
+    after = (
+        learner.embeddings("user", IDS),
+        dense_of(learner),
+        learner._step.arrays(),
+        statistics_of(learner),
+        learner.rows,
+    )
     np.testing.assert_equal(after, before)
 
 
@@ -241,9 +253,9 @@ def test_bad_gradient_of_weights_changes_none_of_them_on_any_shard() -> None:
     for shards in (1, 2):
         model = make([stm.Numeric(name) for name in "ab"], graph, loss="mean_squared_error", dense_optimizer=stm.SGD())
         learner = stm.Learner(model, shards=shards)
-        before = learner._client.pull_dense()
+        before = dense_of(learner)
         learner.learn([{"ts": 0, "label": 1, "a": 1e38, "b": 1e-30}])
-        np.testing.assert_array_equal(learner._client.pull_dense(), before)
+        np.testing.assert_array_equal(dense_of(learner), before)
         assert learner.stats.non_finite_dense == shards
 
 

@@ -169,6 +169,17 @@ class Model:
                 raise ConfigError(f"graph: weight {weight.path!r} is {weight.dtype}; trainable weights must be float32")
         return DenseLayout(tuple(w.path for w in weights), tuple(tuple(w.shape) for w in weights))
 
+    @cached_property
+    def statistics_variables(self) -> list[Any]:
+        """The graph's non-trainable float weights, which layers such as batch norm keep."""
+        return [w for w in self.keras.non_trainable_variables if w.dtype == "float32"]
+
+    @cached_property
+    def statistics(self) -> DenseLayout:
+        """The layout of the graph's non-trainable float weights in the flat vector of statistics."""
+        weights = self.statistics_variables
+        return DenseLayout(tuple(w.path for w in weights), tuple(tuple(w.shape) for w in weights))
+
     def planner(self, shards: int) -> Planner:
         """A planner of batches for tables that are split over `shards` shards."""
         index = {table.name: i for i, table in enumerate(self.schema.tables)}

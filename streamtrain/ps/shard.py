@@ -1,14 +1,20 @@
-"""Shard: the embedding rows whose keys hash to it, and its slice of the dense parameters."""
+"""Shard: the embedding rows whose keys hash to it, its slice of the dense parameters, and the clock of both."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain._core import DenseVector, Table
-from streamtrain.model.model import Model
+from streamtrain._core import DenseVector
+from streamtrain.errors import ShardBroken
+from streamtrain.model.spec import Spec
+from streamtrain.ps.clock import Clock, Outcome, Span, VectorClock
+
+Floats = NDArray[np.float32]
 
 # Rows looked at for expiry with every push, per row pushed: the whole table is visited often enough for any stream
 # that lets it grow, and a push never stalls.
@@ -27,9 +33,29 @@ class RowUpdate(NamedTuple):
     """
 
     keys: NDArray[np.uint64]
-    gradients: NDArray[np.float32]
+    gradients: Floats
     counts: NDArray[np.uint32]
     times: NDArray[np.uint32]
+
+
+class Push(NamedTuple):
+    """What one shard is to learn from one batch.
+
+    Attributes:
+        spans: the offsets that the batch covers, at most one range of a partition.
+        samples: number of samples learned from; 0: nothing but the clock changes.
+        updates: by table.
+        dense_gradient: float32 [slice], of the shard's dense slice; unused without samples.
+        statistics_change: float32 [slice], of the shard's slice of the statistics; unused without samples.
+        watermark: latest event time, in seconds; rows not seen for `expire_after` before it are dropped.
+    """
+
+    spans: Sequence[Span]
+    samples: int
+    updates: Sequence[RowUpdate]
+    dense_gradient: Floats
+    statistics_change: Floats
+    watermark: int
 
 
 @dataclass
@@ -58,46 +84,211 @@ class PushStats:
             setattr(self, name, getattr(self, name) + value)
 
 
-class Shard:
-    """Not thread-safe: one caller at a time.
+@dataclass
+class Pushed:
+    """A shard's answer to a push.
 
-    Args:
-        model: whose rows and parameters it holds.
-        index: which shard it is, 0 to shards - 1.
-        shards: how many there are.
-        dense: float32, the initial values of its slice of the dense parameters.
+    Attributes:
+        outcome: what was done.
+        clock: the shard's clock, if the push was rejected.
+        stats: what became of the gradients, if it was applied.
     """
 
-    def __init__(self, model: Model, index: int, shards: int, dense: NDArray[np.float32]) -> None:
+    outcome: Outcome
+    clock: dict[int, int] = field(default_factory=dict)
+    stats: PushStats = field(default_factory=PushStats)
+
+
+class Run(NamedTuple):
+    """What is learned from a first initialisation on, however often its processes are restarted.
+
+    Attributes:
+        id: unique.
+        start: offsets at which learning began.
+    """
+
+    id: str
+    start: Clock
+
+
+class Initial(NamedTuple):
+    """What an empty shard begins with.
+
+    Attributes:
+        run: what it is part of.
+        spec: of the model.
+        dense: float32, first values of its slice of the dense parameters.
+        statistics: float32, those of its slice of the statistics.
+    """
+
+    run: Run
+    spec: Spec
+    dense: Floats
+    statistics: Floats
+
+
+class Gate:
+    """Holds pushes back for the moment of a checkpoint; opens by itself should nobody come to cut.
+
+    Attributes:
+        target: pushes that lead there are let through.
+        until: when it opens, seconds as of `time.monotonic`.
+    """
+
+    def __init__(self) -> None:
+        self.target: Clock = {}
+        self.until = 0.0
+
+    def close(self, target: Clock, until: float) -> None:
+        """Lets nothing through but what leads to `target`."""
+        self.target, self.until = target, until
+
+    def open(self) -> None:
+        """Lets everything through."""
+        self.until = 0.0
+
+    def holds(self, spans: Sequence[Span]) -> bool:
+        """Whether a push over `spans` has to wait."""
+        return time.monotonic() < self.until and any(end > self.target.get(partition, 0) for partition, _, end in spans)
+
+
+class Shard:
+    """Thread-safe: pulls run beside each other and beside a push; pushes, with their advance of the clock, take turns.
+
+    Args:
+        initial: what it begins with.
+        index: which shard it is, 0 to shards - 1.
+        shards: how many there are.
+    """
+
+    def __init__(self, initial: Initial, index: int, shards: int) -> None:
+        self.spec = initial.spec
         self.index = index
         self.shards = shards
-        self.specs = model.schema.tables
-        self.tables = [Table(**spec.settings(model.embedding_optimizer, model.seed)) for spec in self.specs]
-        self.dense = DenseVector(dense, **model.dense_optimizer.settings())
+        self.run = initial.run
+        self.tables = self.spec.make_tables()
+        self.dense = self.spec.make_dense(initial.dense)
+        # A change is a gradient of -1 per unit under SGD with rate 1: the same locks and checks as for weights.
+        self.statistics = DenseVector(np.ascontiguousarray(initial.statistics, np.float32), optimizer="sgd", rate=1.0)
+        self.totals = PushStats()
+        self.pushes = {outcome: 0 for outcome in Outcome}
+        self.samples = 0
+        self.watermark = 0
+        self._clock = VectorClock(initial.run.start)
+        self._lock = threading.Condition()
+        self._gate = Gate()
+        self._broken: str | None = None
 
-    def pull(self, keys: Sequence[NDArray[np.uint64]], rows: Sequence[NDArray[np.float32]]) -> None:
+    def pull_rows(self, keys: Sequence[NDArray[np.uint64]], rows: Sequence[Floats]) -> None:
         """Reads rows into `rows`, by table float32 [n, dim]; ids without a row give their birth value."""
+        self._check()
         for table, of_table, out in zip(self.tables, keys, rows, strict=True):
             if len(of_table):
                 table.pull(of_table, out)
 
-    def push(self, updates: Sequence[RowUpdate], dense_gradient: NDArray[np.float32], watermark: int) -> PushStats:
-        """Applies the gradients of one batch.
+    def pull_dense(self, dense: Floats, statistics: Floats) -> None:
+        """Reads the dense slice and the slice of the statistics into float32 arrays of their sizes."""
+        self._check()
+        self.dense.pull(dense)
+        self.statistics.pull(statistics)
 
-        Args:
-            updates: by table.
-            dense_gradient: float32, for this shard's slice.
-            watermark: latest event time, in seconds; rows not seen for `expire_after` before it are dropped.
+    def judge(self, spans: Sequence[Span]) -> Pushed:
+        """What a push over `spans` would come to."""
+        with self._lock:
+            outcome = self._clock.judge(spans)
+            return Pushed(outcome, self._clock.read() if outcome is Outcome.REJECTED else {})
+
+    def push(self, push: Push) -> Pushed:
+        """Applies a push and advances the clock, as one; or acknowledges or rejects it (see clock.py).
+
+        Raises:
+            ShardBroken: an earlier push failed half-way, for lack of memory: only a restart from a checkpoint helps.
         """
+        with self._lock:
+            while self._gate.holds(push.spans):
+                self._lock.wait(self._gate.until - time.monotonic())
+            self._check()
+            outcome = self._clock.judge(push.spans)
+            self.pushes[outcome] += 1
+            if outcome is not Outcome.APPLIED:
+                return Pushed(outcome, self._clock.read() if outcome is Outcome.REJECTED else {})
+            try:
+                stats = self._apply(push)
+            except BaseException as exc:
+                self._broken = f"a push failed half-way: {type(exc).__name__}: {exc}"
+                raise
+            self._clock.advance(push.spans)
+            self.totals.add(stats)
+            self.samples += push.samples
+            self.watermark = max(self.watermark, push.watermark)
+            self._lock.notify_all()
+            return Pushed(outcome, {}, stats)
+
+    def _apply(self, push: Push) -> PushStats:
         stats = PushStats()
-        for spec, table, update in zip(self.specs, self.tables, updates, strict=True):
+        if not push.samples:
+            return stats
+        for settings, table, update in zip(self.spec.tables, self.tables, push.updates, strict=True):
             if len(update.keys):
                 done = table.push(*update)
                 stats.applied += done.applied
                 stats.unadmitted += done.unadmitted
                 stats.evicted += done.evicted
                 stats.non_finite_rows += len(done.non_finite)
-            if spec.expire_after is not None:
-                stats.expired += table.expire(watermark, max(_MIN_EXPIRY_VISITS, _EXPIRY_VISITS * len(update.keys)))
-        stats.non_finite_dense += not self.dense.apply(dense_gradient)
+            if settings["expire_after"]:
+                visits = max(_MIN_EXPIRY_VISITS, _EXPIRY_VISITS * len(update.keys))
+                stats.expired += table.expire(push.watermark, visits)
+        stats.non_finite_dense += not self.dense.apply(push.dense_gradient)
+        if len(push.statistics_change):
+            self.statistics.apply(-push.statistics_change)
         return stats
+
+    def clock(self) -> dict[int, int]:
+        """Offset of the first sample that has not been learned, by partition."""
+        with self._lock:
+            return self._clock.read()
+
+    def resume(self, clock: Clock, samples: int = 0, watermark: int = 0) -> None:
+        """Takes over where a checkpoint stood, whose rows have been loaded."""
+        with self._lock:
+            self._clock = VectorClock(clock)
+            self.samples, self.watermark = samples, watermark
+
+    def freeze(self, patience: float) -> dict[int, int]:
+        """Holds pushes back until `cut`, for at most `patience` seconds, and says where the clock stands."""
+        with self._lock:
+            clock = self._clock.read()
+            self._gate.close(clock, time.monotonic() + patience)
+            return clock
+
+    def cut(self, target: Clock, patience: float, mark: Callable[[], None]) -> tuple[dict[int, int], bool]:
+        """Lets those pushes through that lead to `target`, calls `mark` there and then lets all through.
+
+        Args:
+            target: the clock at which to cut.
+            patience: seconds to wait for it; then the cut is made where the clock stands.
+            mark: notes the moment; nothing is pushed meanwhile.
+
+        Returns:
+            The clock of the cut, and whether it is the target.
+        """
+        deadline = time.monotonic() + patience
+        with self._lock:
+            self._gate.close(target, deadline)
+            self._lock.notify_all()
+            try:
+                while not (reached := _same(self._clock.read(), target)) and time.monotonic() < deadline:
+                    self._lock.wait(deadline - time.monotonic())
+                mark()
+                return self._clock.read(), reached
+            finally:
+                self._gate.open()
+                self._lock.notify_all()
+
+    def _check(self) -> None:
+        if self._broken:
+            raise ShardBroken(f"shard {self.index} must be restarted from a checkpoint: {self._broken}")
+
+
+def _same(a: Clock, b: Clock) -> bool:
+    return all(a.get(p, 0) == b.get(p, 0) for p in {*a, *b})

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from streamtrain.errors import CheckpointCorrupt, ConfigError
+from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from streamtrain.store.checkpoint import CheckpointReader
 from streamtrain.store.files import Directory
 from streamtrain.store.manifest import MANIFEST
@@ -94,6 +94,22 @@ class Chain:
         return self._readers[-1].arrays(shard)
 
 
+def open_chain(url: str | Path) -> Chain:
+    """A checkpoint by its own directory; a delta with what it builds on, which lies beside it.
+
+    Raises:
+        CheckpointError: it is not there, or it is of another format.
+        CheckpointCorrupt: a manifest is damaged, or a checkpoint is missing that it builds on.
+    """
+    reader = CheckpointReader(url)
+    if reader.base is None:
+        return Chain([0], [reader])
+    root, _, name = str(url).rstrip("/").rpartition("/")
+    if not (match := _NAME.fullmatch(name)):
+        raise CheckpointError(f"{url} is a delta and must be opened where it was written, beside what it builds on")
+    return Epochs(root or ".").open(int(match[1]))
+
+
 class Epochs:
     """The checkpoints below a root, each in a directory such as epoch-000000012. Anything else there is left alone.
 
@@ -101,6 +117,7 @@ class Epochs:
         url: the root: a local path or any URL of fsspec; it need not be there yet.
 
     Attributes:
+        url: the root.
         damaged: what `newest_good` found damaged, newest first; each names the file.
 
     Raises:
@@ -109,6 +126,7 @@ class Epochs:
 
     def __init__(self, url: str | Path) -> None:
         self._root = Directory(url)
+        self.url = self._root.url
         self.damaged: list[str] = []
 
     def numbers(self) -> list[int]:

@@ -29,12 +29,14 @@ class StepResult(NamedTuple):
         loss: the batch's loss, as reduced by the model.
         row_gradient: float32 [n, width], of the pooled rows.
         dense_gradient: float32 [P].
+        statistics_change: float32 [S].
     """
 
     predictions: Floats
     loss: float
     row_gradient: Floats
     dense_gradient: Floats
+    statistics_change: Floats
 
 
 class _Columns(NamedTuple):
@@ -90,10 +92,16 @@ class _Traced:
 class Step:
     """The training and the prediction function of a model.
 
-    Holds the graph's non-trainable weights (batch-norm statistics, seeds of dropout) and nothing else that changes.
+    Weights and statistics (non-trainable float weights, such as those of batch norm) come with every call, as one flat
+    vector of *parameters*. What a step holds itself, and nothing else that changes, are the graph's other non-trainable
+    weights: the states of random generators, as of dropout, which concern nobody else.
 
     Args:
         model: whose graph it calls.
+
+    Attributes:
+        initial_dense: float32 [P], first values of the trainable weights.
+        initial_statistics: float32 [S], those of the statistics.
     """
 
     def __init__(self, model: Model) -> None:
@@ -104,14 +112,19 @@ class Step:
         self._layout = model.dense
         self._sequences = [f for f, one in enumerate(model.schema.embedded) if one.combiner is None]
         self.initial_dense = self._layout.flatten([w.numpy() for w in model.keras.trainable_variables])
-        self.state: list[Any] = [tf.constant(w.numpy()) for w in model.keras.non_trainable_variables]
+        self.initial_statistics = model.statistics.flatten([w.numpy() for w in model.statistics_variables])
+        self._shared = [w.dtype == "float32" for w in model.keras.non_trainable_variables]
+        self._own = [
+            w for w, shared in zip(model.keras.non_trainable_variables, self._shared, strict=True) if not shared
+        ]
+        self.state: list[Any] = [tf.constant(w.numpy()) for w in self._own]
         self._differs = _differs_in_training(model.keras)
         self._columns = _Columns.of(model)
         self._loss_shapes: dict[str, Any] = {}
-        dense = tf.TensorSpec([len(self._layout)], tf.float32)
+        parameters = tf.TensorSpec([len(self._layout) + len(model.statistics)], tf.float32)
         state = [tf.TensorSpec(w.shape, w.dtype) for w in self.state]
         self._train, self._predict = (
-            _Traced(tf, graph, [state, dense, tf.TensorSpec([None, columns], tf.float32)])
+            _Traced(tf, graph, [state, parameters, tf.TensorSpec([None, columns], tf.float32)])
             for graph, columns in (
                 (self._train_graph, self._columns.in_training),
                 (self._predict_graph, self._columns.in_prediction),
@@ -122,19 +135,18 @@ class Step:
                 raise ConfigError(f"loss of {name!r} must return one value per sample, [batch], not {shape}")
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The graph's non-trainable weights by path."""
-        variables = self._model.keras.non_trainable_variables
-        return {variable.path: value.numpy() for variable, value in zip(variables, self.state, strict=True)}
+        """The states of the graph's random generators by path."""
+        return {variable.path: value.numpy() for variable, value in zip(self._own, self.state, strict=True)}
 
     def set_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Replaces the graph's non-trainable weights by those that `arrays` gave."""
-        self.state = [self._tf.constant(arrays[v.path], v.dtype) for v in self._model.keras.non_trainable_variables]
+        """Replaces the states of the graph's random generators by those that `arrays` gave."""
+        self.state = [self._tf.constant(arrays[v.path], v.dtype) for v in self._own]
 
-    def train(self, dense: Floats, plan: Plan, rows: Floats, batch: Batch) -> StepResult:
+    def train(self, parameters: Floats, plan: Plan, rows: Floats, batch: Batch) -> StepResult:
         """Predicts a batch, then computes the gradients of its loss.
 
         Args:
-            dense: float32 [P], the flat dense parameters.
+            parameters: float32 [P + S], the flat dense parameters, then the statistics.
             plan: the batch's plan.
             rows: the plan's rows, flat.
             batch: the samples.
@@ -143,13 +155,14 @@ class Step:
         matrix = self._matrix(plan, rows, batch, columns.in_training)
         matrix[:, columns.labels : columns.weight] = batch.labels
         matrix[:, columns.weight] = batch.weights
-        predictions, loss, row_gradient, dense_gradient, *self.state = self._train(*self.state, dense, matrix)
-        return StepResult(predictions.numpy(), float(loss), row_gradient.numpy(), dense_gradient.numpy())
+        predictions, loss, row_gradient, changes, *self.state = self._train(*self.state, parameters, matrix)
+        dense_gradient, statistics_change = np.split(changes.numpy(), [len(self._layout)])
+        return StepResult(predictions.numpy(), float(loss), row_gradient.numpy(), dense_gradient, statistics_change)
 
-    def predict(self, dense: Floats, plan: Plan, rows: Floats, batch: Batch) -> Floats:
+    def predict(self, parameters: Floats, plan: Plan, rows: Floats, batch: Batch) -> Floats:
         """Predicts a batch: float32 [n, L]. Arguments as for `train`."""
         matrix = self._matrix(plan, rows, batch, self._columns.in_prediction)
-        predictions: Floats = self._predict(*self.state, dense, matrix)[0].numpy()
+        predictions: Floats = self._predict(*self.state, parameters, matrix)[0].numpy()
         return predictions
 
     def _matrix(self, plan: Plan, rows: Floats, batch: Batch, columns: int) -> Floats:
@@ -164,9 +177,10 @@ class Step:
             matrix[:, column] = np.diff(batch.offsets[feature])
         return matrix
 
-    def _train_graph(self, state: list["tf.Tensor"], dense: "tf.Tensor", matrix: "tf.Tensor") -> Any:
+    def _train_graph(self, state: list["tf.Tensor"], parameters: "tf.Tensor", matrix: "tf.Tensor") -> Any:
         tf, at = self._tf, self._columns
-        pieces = self._layout.split_tensor(dense)
+        dense, statistics = tf.split(parameters, [len(self._layout), len(self._model.statistics)])
+        pieces, state = self._layout.split_tensor(dense), self._merge(state, statistics)
         rows, numeric, lengths, labels, weights = tf.split(matrix, at.sizes, axis=1)
         with tf.GradientTape() as tape:
             tape.watch([rows, pieces])
@@ -175,16 +189,34 @@ class Step:
         row_gradient, gradients = tape.gradient(
             loss, [rows, pieces], unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
-        flat = tf.concat([tf.reshape(g, [-1]) for g in gradients], 0) if gradients else tf.zeros([0])
+        own, new_statistics = self._separate(new_state)
+        flat = [tf.reshape(one, [-1]) for one in [*gradients, *new_statistics]]
+        changes = tf.concat(flat, 0) if flat else tf.zeros([0])
+        if new_statistics:
+            changes -= tf.concat([tf.zeros([len(self._layout)]), statistics], 0)
         if self._differs:
             outputs, _ = self._call(pieces, state, rows, numeric, lengths, training=False)
-        return self._predictions(outputs), loss, row_gradient, flat, new_state
+        return self._predictions(outputs), loss, row_gradient, changes, own
 
-    def _predict_graph(self, state: list["tf.Tensor"], dense: "tf.Tensor", matrix: "tf.Tensor") -> Any:
+    def _predict_graph(self, state: list["tf.Tensor"], parameters: "tf.Tensor", matrix: "tf.Tensor") -> Any:
         tf, at = self._tf, self._columns
+        dense, statistics = tf.split(parameters, [len(self._layout), len(self._model.statistics)])
+        pieces, state = self._layout.split_tensor(dense), self._merge(state, statistics)
         rows, numeric, lengths = tf.split(matrix, at.sizes[:3], axis=1)
-        outputs, _ = self._call(self._layout.split_tensor(dense), state, rows, numeric, lengths, training=False)
+        outputs, _ = self._call(pieces, state, rows, numeric, lengths, training=False)
         return self._predictions(outputs)
+
+    def _merge(self, own: list["tf.Tensor"], statistics: "tf.Tensor") -> list[Any]:
+        """All non-trainable weights in Keras's order."""
+        own_ones, shared_ones = iter(own), iter(self._model.statistics.split_tensor(statistics))
+        return [next(shared_ones if shared else own_ones) for shared in self._shared]
+
+    def _separate(self, state: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The states of random generators, and the statistics."""
+        by_kind: tuple[list[Any], list[Any]] = ([], [])
+        for one, shared in zip(state, self._shared, strict=True):
+            by_kind[shared].append(one)
+        return by_kind
 
     def _call(
         self,
