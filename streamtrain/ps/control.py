@@ -1,0 +1,160 @@
+"""Control: what is asked of a shard behind gRPC beside pulls and pushes; and how to go on asking."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+
+import streamtrain.ps.ps_pb2 as pb
+from streamtrain.errors import CheckpointError, ShardBroken, ShardError, ShardRefused, ShardUnavailable
+from streamtrain.ps import wire
+from streamtrain.ps.clock import Clock
+from streamtrain.ps.node import CutAt, Frozen
+from streamtrain.ps.shard import Initial
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Metadata = tuple[tuple[str, str], ...]
+
+_REFUSALS = {
+    grpc.StatusCode.INVALID_ARGUMENT: "malformed",
+    grpc.StatusCode.FAILED_PRECONDITION: "mismatch",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "limit",
+    grpc.StatusCode.UNAUTHENTICATED: "unauthenticated",
+    grpc.StatusCode.PERMISSION_DENIED: "unauthenticated",
+    grpc.StatusCode.UNIMPLEMENTED: "mismatch",
+}
+_OTHERS: dict[grpc.StatusCode, type[Exception]] = {
+    grpc.StatusCode.DATA_LOSS: ShardBroken,
+    grpc.StatusCode.ABORTED: CheckpointError,
+    grpc.StatusCode.INTERNAL: ShardError,
+}
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+]
+
+
+def translated(error: grpc.RpcError, target: str) -> Exception:
+    """The error of ours that a gRPC status means. What may pass by itself is ShardUnavailable."""
+    code, details = error.code(), f"{target}: {error.details()}"
+    if code in _REFUSALS:
+        return ShardRefused(details, _REFUSALS[code])  # type: ignore[arg-type]  # values of the dict are its reasons
+    return _OTHERS.get(code, ShardUnavailable)(details)
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How a session deals with a shard that does not answer.
+
+    Attributes:
+        timeout: seconds of silence after which the connection is given up and made again.
+        first_backoff: seconds between the first two attempts to connect; doubled up to `last_backoff`, and spread by
+            a random factor of up to a half.
+        last_backoff: seconds between attempts at most.
+        give_up: seconds without a connection after which the error is raised; infinite: never.
+    """
+
+    timeout: float = 10.0
+    first_backoff: float = 0.05
+    last_backoff: float = 2.0
+    give_up: float = float("inf")
+
+
+def patiently(attempt: Callable[[], T], retry: Retry, stopped: threading.Event) -> T:
+    """Repeats what fails with ShardUnavailable, with growing pauses.
+
+    Args:
+        attempt: what is tried.
+        retry: how often and how long.
+        stopped: once set, the error is raised.
+    """
+    give_up, backoff = time.monotonic() + retry.give_up, retry.first_backoff
+    while True:
+        try:
+            return attempt()
+        except ShardUnavailable as exc:
+            if time.monotonic() > give_up or stopped.wait(backoff * random.uniform(0.5, 1.0)):
+                raise
+            logger.info("%s; trying again", exc)
+        backoff = min(2 * backoff, retry.last_backoff)
+
+
+class RemoteControl:
+    """What is asked of a shard beside pulls and pushes.
+
+    Args:
+        channel: to the shard's server.
+        target: its address, for messages.
+        metadata: sent with every call.
+        timeout: seconds for an answer; writing a checkpoint has none.
+
+    Raises:
+        ShardError: the shard refuses or cannot be reached; from every method.
+    """
+
+    def __init__(self, channel: grpc.Channel, target: str, metadata: Metadata = (), timeout: float = 10.0) -> None:
+        def method(name: str, answer: Any) -> Any:
+            return channel.unary_unary(
+                f"/{wire.SERVICE}/{name}", lambda request: request.SerializeToString(), answer.FromString
+            )
+
+        self.target = target
+        self._metadata = metadata
+        self._timeout = timeout
+        self._status = method("Status", pb.ShardStatus)
+        self._initialise = method("Initialise", pb.ShardStatus)
+        self._freeze = method("Freeze", pb.FrozenAt)
+        self._cut = method("Cut", pb.CutAt)
+        self._write = method("Write", pb.Written)
+
+    def status(self) -> Any:
+        """How the shard is, a `ShardStatus`."""
+        return self._call(self._status, pb.StatusRequest())
+
+    def initialise(self, index: int, shards: int, initial: Initial) -> Any:
+        """Gives an empty shard what it begins with; the status says what it has."""
+        request = pb.InitialiseRequest(
+            run=initial.run.id,
+            spec=initial.spec.to_json(),
+            start=wire.positions(initial.run.start),
+            shard=index,
+            shards=shards,
+            dense=np.ascontiguousarray(initial.dense, "<f4").tobytes(),
+            statistics=np.ascontiguousarray(initial.statistics, "<f4").tobytes(),
+        )
+        return self._call(self._initialise, request)
+
+    def freeze(self) -> Frozen:
+        """See `Node.freeze`."""
+        answer = self._call(self._freeze, pb.FreezeRequest())
+        return Frozen(wire.clock_of(answer.clock), answer.written)
+
+    def cut(self, epoch: int, target: Clock, full: bool) -> CutAt:
+        """See `Node.cut`."""
+        answer = self._call(self._cut, pb.CutRequest(epoch=epoch, target=wire.positions(target), full=full))
+        return CutAt(wire.clock_of(answer.clock), answer.reached, answer.pause_ms)
+
+    def write(self, epoch: int) -> str:
+        """See `Node.write`."""
+        return str(self._call(self._write, pb.WriteRequest(epoch=epoch), timeout=None).part)
+
+    def _call(self, method: Any, request: Any, timeout: float | None = -1.0) -> Any:
+        try:
+            return method(request, timeout=self._timeout if timeout == -1.0 else timeout, metadata=self._metadata)
+        except grpc.RpcError as exc:
+            raise translated(exc, self.target) from exc

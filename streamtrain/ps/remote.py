@@ -1,0 +1,228 @@
+"""Remote: a shard behind gRPC, as a session for a worker and as a control for who runs the cluster."""
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+import streamtrain.ps.ps_pb2 as pb
+from streamtrain.errors import ShardUnavailable
+from streamtrain.model.features import RowType
+from streamtrain.ps import wire
+from streamtrain.ps.control import Metadata, RemoteControl, Retry, patiently, translated
+from streamtrain.ps.session import Into
+from streamtrain.ps.shard import Push, Pushed
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Who talks to which shard about what.
+
+    Attributes:
+        worker: name of the worker, unique in the cluster.
+        run: what is learned.
+        identity: of the model.
+        shards: number of shards.
+        dtype: of floats on the wire.
+    """
+
+    worker: str
+    run: str
+    identity: str
+    shards: int
+    dtype: RowType = "float32"
+
+
+@dataclass(eq=False)
+class _Asked(Generic[T]):
+    """A request that has been sent and may have to be sent again."""
+
+    session: "RemoteSession"
+    data: bytes
+    take: Callable[[Any, memoryview], T]
+    answers: list[T] = field(default_factory=list)
+
+    def result(self) -> T:
+        while not self.answers:
+            self.session.receive()
+        return self.answers[0]
+
+
+class RemoteSession:
+    """A session with a shard behind gRPC; see Session.
+
+    Whatever is sent may be sent twice: when the connection breaks or the shard is silent for too long, a new one is
+    made, and all requests without an answer are sent again, in their order.
+
+    Args:
+        channel: to the shard's server.
+        target: its address, for messages.
+        index: of the shard.
+        who: what the shard is told in the beginning.
+        revive: called when the shard is empty: a new one in the place of one that was lost.
+        retry: how to deal with silence.
+        metadata: sent with the call, such as a token.
+        stopped: once set, waiting for a connection ends with ShardUnavailable.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        target: str,
+        index: int,
+        who: Introduction,
+        revive: Callable[[], object],
+        *,
+        retry: Retry | None = None,
+        metadata: Metadata = (),
+        stopped: threading.Event | None = None,
+    ) -> None:
+        self._open = channel.stream_stream(f"/{wire.SERVICE}/Session")
+        self._control = RemoteControl(channel, target, metadata)
+        self._target = target
+        self._index = index
+        self._who = who
+        self._revive = revive
+        self._retry = retry or Retry()
+        self._metadata = metadata
+        self._stopped = stopped or threading.Event()
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call: Any = None
+        self._asked: deque[_Asked[Any]] = deque()
+        self._progress: int | None = None
+        self._waiting_since = float("inf")
+        self._said = 0.0
+        self.reconnects = 0
+
+    def join(self, progress: int | None) -> int:
+        """See Session."""
+        self._progress = progress
+        self._connect()
+        assert self._progress is not None
+        return self._progress
+
+    def pull(self, keys: Sequence[NDArray[np.uint64]], into: Into, ahead: int) -> _Asked[None]:
+        """See Session."""
+        dtype = self._who.dtype
+
+        def take(answer: Any, bulk: memoryview) -> None:
+            floats = wire.Bulk(bulk, dtype)
+            for out in (*into.rows, into.dense, into.statistics):
+                floats.floats_into(out)
+            floats.end()
+
+        return self._ask(wire.encode_pull(keys, ahead), take)
+
+    def push(self, push: Push) -> _Asked[Pushed]:
+        """See Session."""
+
+        def take(answer: Any, _: memoryview) -> Pushed:
+            pushed = wire.decode_pushed(answer.pushed)
+            if self._progress is not None and pushed.outcome is not pushed.outcome.REJECTED:
+                self._progress += 1
+            return pushed
+
+        return self._ask(wire.encode_push(push, self._who.dtype), take)
+
+    def park(self) -> None:
+        """See Session."""
+        self._ask(_PARK, lambda answer, bulk: None).result()
+
+    def beat(self) -> None:
+        """See Session. Also gives up a connection on which an answer is overdue."""
+        now = time.monotonic()
+        if now - self._waiting_since > self._retry.timeout:
+            self._call.cancel()
+        elif self._waiting_since == float("inf") and now - self._said > self._retry.timeout / 8:
+            self._requests.put(_BEAT)
+
+    def close(self) -> None:
+        """See Session."""
+        self._requests.put(None)
+        if self._call is not None:
+            self._call.cancel()
+
+    def _ask(self, data: bytes, take: Callable[[Any, memoryview], T]) -> _Asked[T]:
+        asked = _Asked(self, data, take)
+        self._asked.append(asked)
+        self._say(data)
+        return asked
+
+    def _say(self, data: bytes) -> None:
+        self._said = time.monotonic()
+        self._requests.put(data)
+
+    def receive(self) -> None:
+        """Waits for the answer to the first request that has none."""
+        try:
+            answer, bulk = self._next()
+        except grpc.RpcError as exc:
+            self._reconnect(translated(exc, self._target))
+            return
+        if answer.WhichOneof("what") != "waiting":
+            asked = self._asked[0]
+            asked.answers.append(asked.take(answer, bulk))
+            self._asked.popleft()
+
+    def _next(self) -> tuple[Any, memoryview]:
+        self._waiting_since = time.monotonic()
+        try:
+            return wire.unframe(pb.Answer, next(self._call))
+        except StopIteration as exc:
+            raise ShardUnavailable(f"{self._target} ended the session") from exc
+        finally:
+            self._waiting_since = float("inf")
+
+    def _reconnect(self, why: Exception) -> None:
+        if not isinstance(why, ShardUnavailable) or self._stopped.is_set():
+            raise why
+        logger.warning("%s; connecting again", why)
+        self.reconnects += 1
+        self._connect()
+
+    def _connect(self) -> None:
+        """Joins, and sends again what has no answer."""
+        patiently(self._try_to_connect, self._retry, self._stopped)
+
+    def _try_to_connect(self) -> None:
+        if self._call is not None:
+            self._requests.put(None)  # ends the thread of gRPC that reads the old queue
+            self._call.cancel()
+        if not self._control.status().ready:
+            self._revive()
+        self._requests = queue.SimpleQueue()
+        self._call = self._open(iter(self._requests.get, None), metadata=self._metadata)
+        who = self._who
+        join = pb.Join(
+            worker=who.worker,
+            run=who.run,
+            identity=who.identity,
+            shard=self._index,
+            shards=who.shards,
+            dtype=wire.DTYPES[who.dtype],
+            progress=self._progress,
+        )
+        self._say(wire.frame(pb.Request(join=join), []))
+        try:
+            answer, _ = self._next()
+        except grpc.RpcError as exc:
+            raise translated(exc, self._target) from exc
+        self._progress = answer.joined.progress
+        for asked in self._asked:
+            self._say(asked.data)
+
+
+_PARK = wire.frame(pb.Request(park=pb.Park()), [])
+_BEAT = wire.frame(pb.Request(beat=pb.Beat()), [])

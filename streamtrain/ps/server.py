@@ -1,0 +1,81 @@
+"""Server: a node behind gRPC."""
+
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+import grpc
+
+import streamtrain.ps.ps_pb2 as pb
+from streamtrain.ps import wire
+from streamtrain.ps.node import Node
+from streamtrain.ps.servicer import Servicer
+from streamtrain.ps.sessions import Limits, Sessions
+
+_CONTROL_THREADS = 4
+
+
+class Server:
+    """Serves a node until it is stopped.
+
+    Args:
+        node: what is served.
+        limits: what is taken of clients.
+        interceptors: of gRPC, such as one that authenticates.
+    """
+
+    def __init__(
+        self, node: Node, limits: Limits | None = None, interceptors: tuple[grpc.ServerInterceptor, ...] = ()
+    ) -> None:
+        self.limits = limits or Limits()
+        self.grpc = grpc.server(
+            futures.ThreadPoolExecutor(self.limits.sessions + _CONTROL_THREADS, "ps"),
+            interceptors=interceptors,
+            options=server_options(self.limits.message_bytes),
+        )
+        self._sessions = Sessions(self.limits)
+        self.grpc.add_generic_rpc_handlers((_handlers(Servicer(node, self.limits, self._sessions)),))
+
+    def start(self) -> None:
+        """Begins to serve, on the ports that were added to `grpc`."""
+        self.grpc.start()
+        self._sessions.start()
+
+    def stop(self, grace: float = 1.0) -> None:
+        """Ends all sessions and stops."""
+        self._sessions.stop()
+        self.grpc.stop(grace).wait()
+
+
+def server_options(message_bytes: int) -> list[tuple[str, Any]]:
+    """Options of a gRPC server. Dead connections are noticed within seconds, as others may wait for their workers."""
+    return [
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.lookahead_bytes", 4 << 20),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def _handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
+    def unary(method: Callable[..., Any], request: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(
+            method,
+            request_deserializer=request.FromString,
+            response_serializer=lambda answer: answer.SerializeToString(),
+        )
+
+    return grpc.method_handlers_generic_handler(
+        wire.SERVICE,
+        {
+            "Session": grpc.stream_stream_rpc_method_handler(servicer.session),
+            "Status": unary(servicer.status, pb.StatusRequest),
+            "Initialise": unary(servicer.initialise, pb.InitialiseRequest),
+            "Freeze": unary(servicer.freeze, pb.FreezeRequest),
+            "Cut": unary(servicer.cut, pb.CutRequest),
+            "Write": unary(servicer.write, pb.WriteRequest),
+        },
+    )

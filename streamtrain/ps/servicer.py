@@ -1,0 +1,199 @@
+"""Servicer: what a server does with requests (schemas/ps.proto)."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+import streamtrain.ps.ps_pb2 as pb
+from streamtrain._core import shards_of
+from streamtrain.errors import (
+    CheckpointError,
+    ConfigError,
+    ShardBroken,
+    ShardRefused,
+    ShardUnavailable,
+    StreamtrainError,
+)
+from streamtrain.model.spec import Spec
+from streamtrain.ps import wire
+from streamtrain.ps.consistency import Consistency
+from streamtrain.ps.node import Node
+from streamtrain.ps.sessions import Limits, OpenSession, Sessions
+from streamtrain.ps.shard import Floats, Initial, Run, Shard
+from streamtrain.ps.status import status_of
+
+_REFUSALS = {
+    "malformed": grpc.StatusCode.INVALID_ARGUMENT,
+    "mismatch": grpc.StatusCode.FAILED_PRECONDITION,
+    "limit": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+}
+_OTHERS = {
+    ShardUnavailable: grpc.StatusCode.UNAVAILABLE,
+    ShardBroken: grpc.StatusCode.DATA_LOSS,
+    CheckpointError: grpc.StatusCode.ABORTED,
+    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+
+_WAITING = wire.frame(pb.Answer(waiting=pb.Waiting()), [])
+
+
+class Servicer:
+    """The methods of the service.
+
+    Args:
+        node: what is served.
+        limits: what is taken of clients.
+        sessions: where they are known.
+    """
+
+    def __init__(self, node: Node, limits: Limits, sessions: Sessions) -> None:
+        self._node = node
+        self._limits = limits
+        self._sessions = sessions
+
+    def session(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Answers a worker's requests in their order."""
+        with self._translated(context), self._sessions.open(context) as session:
+            shard, consistency = self._node.shard, self._node.consistency
+            try:
+                for data in requests:
+                    session.listening = False
+                    request, bulk = wire.unframe(pb.Request, data)
+                    what = request.WhichOneof("what")
+                    if what is None or (what == "join") == bool(session.worker):
+                        raise ShardRefused(f"a session begins with join, and has no other; this is {what or 'nothing'}")
+                    yield from getattr(self, f"_{what}")(getattr(request, what), bulk, session, shard, consistency)
+                    session.heard = time.monotonic()
+                    session.listening = True
+            finally:
+                # A worker that has come again through another session is known by that one.
+                if session.worker and self._sessions.workers().count(session.worker) == 1:
+                    consistency.leave(session.worker)
+
+    def _join(self, join: Any, _: memoryview, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
+        for what, theirs, mine in (
+            ("index", join.shard, shard.index),
+            ("number of shards", join.shards, shard.shards),
+            ("model", join.identity, shard.spec.identity),
+            ("run", join.run, shard.run.id),
+        ):
+            if theirs != mine:
+                raise ShardRefused(
+                    f"shard {shard.index} has {what} {mine!r}, but the worker expects {theirs!r}", "mismatch"
+                )
+        if not join.worker:
+            raise ShardRefused("join names no worker")
+        session.dtype = wire.dtype_of(join.dtype)
+        progress = c.join(join.worker, join.progress if join.HasField("progress") else None)
+        session.worker = join.worker
+        yield wire.frame(pb.Answer(joined=pb.Joined(progress=progress)), [])
+
+    def _pull(self, pull: Any, bulk: memoryview, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
+        self._check_count(sum(pull.rows))
+        keys = wire.decode_pull(pull, bulk, len(shard.tables))
+        _check_owner(keys, shard)
+        while not c.pull(session.worker, pull.ahead, self._limits.waiting_seconds):
+            yield _WAITING
+        rows = [np.empty((len(k), table.dim), np.float32) for k, table in zip(keys, shard.tables, strict=True)]
+        dense, statistics = np.empty(len(shard.dense), np.float32), np.empty(len(shard.statistics), np.float32)
+        shard.pull_rows(keys, rows)
+        shard.pull_dense(dense, statistics)
+        yield wire.encode_pulled(rows, dense, statistics, session.dtype)
+
+    def _push(self, push: Any, bulk: memoryview, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
+        self._check_count(sum(push.rows))
+        sizes = wire.Sizes(shard.spec.dims, len(shard.dense), len(shard.statistics))
+        decoded = wire.decode_push(push, bulk, sizes, session.dtype)
+        _check_owner([update.keys for update in decoded.updates], shard)
+        pending = c.push(session.worker, decoded)
+        while (pushed := pending.result(self._limits.waiting_seconds)) is None:
+            yield _WAITING
+        yield wire.encode_pushed(pushed)
+
+    def _park(self, _: Any, __: memoryview, session: OpenSession, ___: Shard, c: Consistency) -> Iterator[bytes]:
+        c.park(session.worker)
+        yield wire.frame(pb.Answer(parked=pb.Parked()), [])
+
+    def _beat(self, _: Any, __: memoryview, session: OpenSession, ___: Shard, c: Consistency) -> Iterator[bytes]:
+        c.beat(session.worker)
+        yield from ()
+
+    def _check_count(self, keys: int) -> None:
+        if keys > self._limits.keys:
+            raise ShardRefused(f"the request has {keys} keys; at most {self._limits.keys} are taken at once", "limit")
+
+    def status(self, _: Any, context: Any) -> Any:
+        """Tells how the shard is."""
+        with self._translated(context):
+            return status_of(self._node, self._sessions.workers())
+
+    def initialise(self, request: Any, context: Any) -> Any:
+        """Gives an empty shard what it begins with."""
+        with self._translated(context):
+            node = self._node
+            if (request.shard, request.shards) != (node.index, node.shards):
+                raise ShardRefused(
+                    f"this is shard {node.index} of {node.shards}, not {request.shard} of {request.shards}", "mismatch"
+                )
+            run = Run(request.run, wire.clock_of(request.start))
+            spec = Spec.from_json(request.spec)
+            node.initialise(Initial(run, spec, _floats(request.dense), _floats(request.statistics)))
+            return status_of(node, self._sessions.workers())
+
+    def freeze(self, _: Any, context: Any) -> Any:
+        """Begins a checkpoint."""
+        with self._translated(context):
+            frozen = self._node.freeze()
+            return pb.FrozenAt(clock=wire.positions(frozen.clock), written=frozen.written)
+
+    def cut(self, request: Any, context: Any) -> Any:
+        """Marks the moment of a checkpoint."""
+        with self._translated(context):
+            at = self._node.cut(request.epoch, wire.clock_of(request.target), request.full)
+            return pb.CutAt(clock=wire.positions(at.clock), reached=at.reached, pause_ms=at.pause_ms)
+
+    def write(self, request: Any, context: Any) -> Any:
+        """Writes the shard's part of a checkpoint."""
+        with self._translated(context):
+            return pb.Written(part=self._node.write(request.epoch))
+
+    @contextmanager
+    def _translated(self, context: Any) -> Iterator[None]:
+        """Turns errors into gRPC statuses, and counts them."""
+        try:
+            yield
+        except ShardRefused as exc:
+            self._node.count(f"refused_{exc.reason}")
+            context.abort(_REFUSALS[exc.reason], str(exc))
+        except StreamtrainError as exc:
+            kind = next((kind for kind in _OTHERS if isinstance(exc, kind)), None)
+            self._node.count(f"failed_{type(exc).__name__}")
+            context.abort(_OTHERS[kind] if kind else grpc.StatusCode.INTERNAL, str(exc))
+        except grpc.RpcError:
+            self._node.count("broken_sessions")  # the client is gone, or its request was too large for gRPC
+
+
+def _check_owner(keys: list[NDArray[np.uint64]], shard: Shard) -> None:
+    if shard.shards == 1:
+        return
+    for settings, of_table in zip(shard.spec.tables, keys, strict=True):
+        foreign = np.flatnonzero(shards_of(of_table, shard.shards) != shard.index)
+        if len(foreign):
+            raise ShardRefused(
+                f"key {int(of_table[foreign[0]]):#x} of table {settings['name']!r} is not of shard {shard.index} of "
+                f"{shard.shards} ({len(foreign)} such keys); do worker and shard agree on the number of shards?",
+                "mismatch",
+            )
+
+
+def _floats(data: bytes) -> Floats:
+    if len(data) % 4:
+        raise ShardRefused(f"{len(data)} bytes are no float32 array")
+    return np.frombuffer(data, "<f4")

@@ -1,0 +1,108 @@
+"""Sessions: those that a server has open, and the end of those that only hold a thread."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from streamtrain.errors import ShardRefused
+from streamtrain.model.features import RowType
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes.
+
+    Attributes:
+        message_bytes: of one request.
+        keys: of one request.
+        sessions: open at once; each holds a thread.
+        join_seconds: after which a session that has not joined is ended.
+        idle_seconds: after which a session without any request is ended.
+        waiting_seconds: between two words that a request still waits for other workers.
+    """
+
+    message_bytes: int = 256 << 20
+    keys: int = 4 << 20
+    sessions: int = 256
+    join_seconds: float = 5.0
+    idle_seconds: float = 60.0
+    waiting_seconds: float = 1.0
+
+
+class Sessions:
+    """The open sessions; ends those that hold a thread and say nothing.
+
+    Args:
+        limits: how many there may be, and for how long they may be silent.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._open: dict[Any, OpenSession] = {}
+        self._stop = threading.Event()
+        self._reaper = threading.Thread(target=self._reap, name="ps-reaper", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look for silent ones."""
+        self._reaper.start()
+
+    def stop(self) -> None:
+        """Ends all sessions."""
+        self._stop.set()
+        with self._lock:
+            for session in self._open.values():
+                session.context.cancel()
+
+    def workers(self) -> list[str]:
+        """Names of the workers that have joined."""
+        with self._lock:
+            return sorted(session.worker for session in self._open.values() if session.worker)
+
+    @contextmanager
+    def open(self, context: Any) -> Iterator["OpenSession"]:
+        """A session, while within.
+
+        Raises:
+            ShardRefused: there are too many.
+        """
+        session = OpenSession(context)
+        with self._lock:
+            if len(self._open) >= self._limits.sessions:
+                raise ShardRefused(f"{len(self._open)} sessions are open already, and no more are taken", "limit")
+            self._open[session] = session
+        try:
+            yield session
+        finally:
+            with self._lock:
+                del self._open[session]
+
+    def _reap(self) -> None:
+        while not self._stop.wait(self._limits.join_seconds / 4):
+            with self._lock:
+                for session in self._open.values():
+                    limit = self._limits.idle_seconds if session.worker else self._limits.join_seconds
+                    if session.listening and time.monotonic() - session.heard > limit:
+                        session.context.cancel()
+
+
+class OpenSession:
+    """One session.
+
+    Attributes:
+        context: gRPC's.
+        worker: whose it is; "" before it has joined.
+        dtype: of floats on the wire.
+        heard: when it last said something, monotonic seconds.
+        listening: whether it is the client's turn.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        self.worker = ""
+        self.dtype: RowType = "float32"
+        self.heard = time.monotonic()
+        self.listening = True
