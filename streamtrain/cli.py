@@ -5,8 +5,10 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +107,52 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
             },
         }
     )
+
+
+@app.command()
+def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
+    index: Annotated[int | None, typer.Option(help="Which shard this is, from 0; default: as TF_CONFIG says.")] = None,
+    addresses: Annotated[
+        str | None, typer.Option("--ps", help="Addresses of all shards, in order of their index: host:port,…")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="Address to listen at, if it is not the shard's own.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Workers that bulk consistency waits for in the beginning.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings; default: streamtrain.toml, if there is one.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as checkpoint.url=/data.")
+    ] = None,
+) -> None:
+    """Run a parameter server: one shard of the embedding tables and dense parameters.
+
+    It takes its model from the first worker, or from its newest checkpoint. Shard 0 has all shards take checkpoints.
+    """
+    from streamtrain.cluster.membership import Cluster
+    from streamtrain.cluster.process import PsProcess
+    from streamtrain.config import load_settings
+
+    overrides: dict[str, object] = dict(_key_value(one) for one in setting or [])
+    overrides |= {"ps.addresses": addresses, "ps.listen": listen}
+    settings = load_settings(config, os.environ, overrides)
+    cluster = Cluster.of(settings.ps.addresses, os.environ.get("TF_CONFIG"))
+    if index is None:
+        if cluster.task is None or cluster.task.type != "ps":
+            raise ConfigError("--index is not given, and TF_CONFIG does not make this process a ps")
+        index = cluster.task.index
+    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    process = PsProcess(index, cluster.ps, settings, workers or cluster.workers or 1)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    process.run(stopped)
+
+
+def _key_value(text: str) -> tuple[str, object]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set takes KEY=VALUE, not {text!r}")
+    return key, value
 
 
 @contextmanager

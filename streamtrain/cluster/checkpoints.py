@@ -1,0 +1,156 @@
+"""Checkpoints of a whole cluster: all shards are cut at one clock, and written while training goes on."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from streamtrain.errors import CheckpointError, ShardError, StreamtrainError
+from streamtrain.ps import wire
+from streamtrain.ps.clock import latest
+from streamtrain.ps.node import NO_EPOCH
+from streamtrain.ps.shards import Control
+from streamtrain.store.checkpoint import Part, commit
+from streamtrain.store.epochs import Epochs
+from streamtrain.store.manifest import Kind
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A checkpoint that was taken.
+
+    Attributes:
+        epoch: its number.
+        kind: "full", or "delta": what changed since the epoch before.
+        aligned: whether all shards were cut at one clock; only then can it be restored to another number of shards.
+        pause_ms: for how long pushes were held back, on the shard where that was longest.
+        seconds: how long all of it took.
+    """
+
+    epoch: int
+    kind: str
+    aligned: bool
+    pause_ms: float
+    seconds: float
+
+
+class Checkpointer:
+    """Takes checkpoints of all shards.
+
+    Args:
+        controls: of all shards, in order.
+        epochs: where checkpoints go.
+        keep: how many are kept at least.
+        full_every: deltas between two full ones at most.
+    """
+
+    def __init__(self, controls: Sequence[Control], epochs: Epochs, *, keep: int = 3, full_every: int = 10) -> None:
+        self._controls = controls
+        self._epochs = epochs
+        self._keep = keep
+        self._full_every = full_every
+        self._deltas = 0
+
+    def take(self, *, full: bool = False) -> Taken:
+        """Takes a checkpoint.
+
+        1. Every shard holds back pushes and tells its clock.
+        2. The latest of these clocks is where all are cut: a push that one shard has applied is on its way to the
+           others, which let it through and cut there. From then on all train again.
+        3. Every shard writes its part. 4. The manifest makes a checkpoint of the parts. 5. Old ones are deleted.
+
+        Args:
+            full: write all rows, also where those that changed would do.
+
+        Raises:
+            ShardError: a shard cannot be reached or is empty. No checkpoint, no harm.
+            CheckpointError: a shard cannot write. The checkpoints before stay as they are.
+        """
+        began = time.monotonic()
+        with ThreadPoolExecutor(max(len(self._controls), 1)) as pool:
+
+            def of_all(ask: Callable[[Control], T]) -> list[T]:
+                return list(pool.map(ask, self._controls))
+
+            statuses = of_all(lambda control: control.status())
+            for control, status in zip(self._controls, statuses, strict=True):
+                if not status.ready or status.run != statuses[0].run:
+                    raise ShardError(
+                        f"{control.target} is {'of another run' if status.ready else 'empty'}: nothing to save"
+                    )
+            epoch = self._epochs.next()
+            frozen = of_all(lambda control: control.freeze())
+            target = latest(one.clock for one in frozen)
+            base = self._base({one.written for one in frozen}, full)
+            cuts = of_all(lambda control: control.cut(epoch, target, base is None))
+            parts: list[Part] = [json.loads(part) for part in of_all(lambda control: control.write(epoch))]
+        aligned = all(cut.clock == cuts[0].clock for cut in cuts)
+        kind: Kind = "full" if base is None else "delta"
+        about = {**_about(statuses[0]), "aligned": aligned}
+        commit(self._epochs.directory(epoch), about, parts, kind=kind, base=base)
+        self._deltas = 0 if base is None else self._deltas + 1
+        self._epochs.retain(self._keep)
+        pause = max(cut.pause_ms for cut in cuts)
+        return Taken(epoch, kind, aligned, pause, time.monotonic() - began)
+
+    def _base(self, written: set[int], full: bool) -> int | None:
+        """The epoch that a delta would build on: all shards have written the newest one. None: a full one is due."""
+        newest = max(self._epochs.numbers(), default=NO_EPOCH)
+        due = full or self._deltas >= self._full_every
+        return None if due or newest == NO_EPOCH or written != {newest} else newest
+
+
+def _about(status: Any) -> dict[str, Any]:
+    return {
+        "run": status.run,
+        "start": {str(partition): at for partition, at in wire.clock_of(status.start).items()},
+        "spec": status.spec,
+    }
+
+
+class Schedule:
+    """Takes checkpoints at intervals, in a thread of its own.
+
+    Args:
+        checkpointer: what takes them.
+        every: seconds from one to the next.
+    """
+
+    def __init__(self, checkpointer: Checkpointer, every: float) -> None:
+        self._checkpointer = checkpointer
+        self._every = every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self.taken = 0
+        self.failed = 0
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends, after the checkpoint that is being taken."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._every
+        while not self._stop.wait(max(due - time.monotonic(), 0)):
+            due = time.monotonic() + self._every
+            try:
+                taken = self._checkpointer.take()
+            except StreamtrainError as exc:
+                self.failed += 1
+                level = logging.ERROR if isinstance(exc, CheckpointError) else logging.WARNING
+                logger.log(level, "no checkpoint: %s", exc)
+            else:
+                self.taken += 1
+                logger.info("checkpoint %s", taken)
