@@ -11,7 +11,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Annotated
 
 import typer
@@ -70,8 +69,8 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     file: Annotated[str, typer.Argument(help="Samples, a JSON object a line; .gz is unpacked; - is standard input.")],
     model: Annotated[str, typer.Option(help="The model: path/to/file.py:name.")],
     batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 1024,
-    load: Annotated[Path | None, typer.Option(help="Checkpoint to go on from.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Where to write a checkpoint at the end.")] = None,
+    load: Annotated[str | None, typer.Option(help="Checkpoint to go on from: a path or URL.")] = None,
+    save: Annotated[str | None, typer.Option(help="Where to write a checkpoint at the end: a path or URL.")] = None,
     max_bad_ratio: Annotated[
         float, typer.Option(min=0, max=1, help="Share of refused samples, over 10,000, above which it stops.")
     ] = 0.1,

@@ -17,6 +17,7 @@ from streamtrain.store.files import Directory, Output
 GROUP_ROWS = 1 << 16
 """Rows of a row group in a file, and of a part that is read."""
 
+_PAGE_BYTES = 1 << 18  # a page is decoded within a core's cache
 _KEYS = pa.schema([pa.field("key", pa.uint64(), nullable=False)])
 
 
@@ -137,7 +138,9 @@ def _lists(values: NDArray[np.float32], kind: pa.DataType) -> pa.Array:
 
 def _write(output: Output, schema: pa.Schema, parts: Iterable[pa.Table]) -> int:
     written = 0
-    with pq.ParquetWriter(output, schema, compression="lz4", use_dictionary=False, write_statistics=False) as writer:
+    with pq.ParquetWriter(
+        output, schema, compression="lz4", use_dictionary=False, write_statistics=False, data_page_size=_PAGE_BYTES
+    ) as writer:
         for group in _groups(parts):
             with output.writing():
                 writer.write_table(group, GROUP_ROWS)
