@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of one run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", nargs="*", default=[], help="interpreter, script and options of the peer")
-    parser.add_argument("--ps-command", default=f"{sys.executable} -m streamtrain.cli ps")
+    parser.add_argument("--ps-command", default=f"{sys.executable} -m streamtrain ps")
     parser.add_argument("--role", choices=["worker"])
     parser.add_argument("--ps")
     parser.add_argument("--index", type=int)

@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "learner": COMMON | {"learned", "model", "ps", "store", "train"},
     "replay": COMMON | {"model", "learner"},
     "demo": COMMON,  # its model is written as a user writes one: on the package itself
+    "__main__": {"cli"},
     "cli": COMMON | {"cluster", "config", "model", "learner", "replay", "demo"},
 }
 MODEL_FILES = {PACKAGE / "demo" / "flights.py"}

@@ -202,8 +202,6 @@ class RemoteSession:
             self._call.cancel()
         if not self._control.status().ready:
             self._revive()
-        self._requests = queue.SimpleQueue()
-        self._call = self._open(iter(self._requests.get, None), metadata=self._metadata)
         who = self._who
         join = pb.Join(
             worker=who.worker,
@@ -214,7 +212,10 @@ class RemoteSession:
             dtype=wire.DTYPES[who.dtype],
             progress=self._progress,
         )
-        self._say(wire.frame(pb.Request(join=join), []))
+        requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        requests.put(wire.frame(pb.Request(join=join), []))
+        self._requests = requests  # only now, for a beat may come at any time, and must come after the join
+        self._call = self._open(iter(requests.get, None), metadata=self._metadata)
         try:
             answer, _ = self._next()
         except grpc.RpcError as exc:
