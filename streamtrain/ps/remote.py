@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import streamtrain.ps.ps_pb2 as pb
-from streamtrain.errors import ShardUnavailable
+from streamtrain.errors import ShardError, ShardUnavailable
 from streamtrain.model.features import RowType
 from streamtrain.ps import wire
 from streamtrain.ps.control import Metadata, RemoteControl, Retry, patiently, translated
@@ -47,10 +47,11 @@ class Introduction:
 
 @dataclass(eq=False)
 class _Asked(Generic[T]):
-    """A request that has been sent and may have to be sent again."""
+    """A request (a Push, a Pull or nothing) that may have to be sent again, and its answer once it is there."""
 
     session: "RemoteSession"
-    data: bytes
+    kind: str
+    request: Any
     take: Callable[[Any, memoryview], T]
     answers: list[T] = field(default_factory=list)
 
@@ -101,6 +102,7 @@ class RemoteSession:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call: Any = None
         self._asked: deque[_Asked[Any]] = deque()
+        self._held: _Asked[Pushed] | None = None
         self._progress: int | None = None
         self._waiting_since = float("inf")
         self._said = 0.0
@@ -123,7 +125,11 @@ class RemoteSession:
                 floats.floats_into(out)
             floats.end()
 
-        return self._ask(wire.encode_pull(keys, ahead), take)
+        asked = _Asked(self, "pulled", wire.Pull(keys, ahead), take)
+        self._asked.append(asked)
+        push, self._held = self._held, None
+        self._say(wire.encode_request(push.request if push else None, asked.request, dtype))
+        return asked
 
     def push(self, push: Push) -> _Asked[Pushed]:
         """See Session."""
@@ -134,11 +140,18 @@ class RemoteSession:
                 self._progress += 1
             return pushed
 
-        return self._ask(wire.encode_push(push, self._who.dtype), take)
+        self._flush()
+        self._held = _Asked(self, "pushed", push, take)
+        self._asked.append(self._held)
+        return self._held
 
     def park(self) -> None:
         """See Session."""
-        self._ask(_PARK, lambda answer, bulk: None).result()
+        self._flush()
+        asked = _Asked(self, "parked", None, lambda answer, bulk: None)
+        self._asked.append(asked)
+        self._say(_PARK)
+        asked.result()
 
     def beat(self) -> None:
         """See Session. Also gives up a connection on which an answer is overdue."""
@@ -154,11 +167,11 @@ class RemoteSession:
         if self._call is not None:
             self._call.cancel()
 
-    def _ask(self, data: bytes, take: Callable[[Any, memoryview], T]) -> _Asked[T]:
-        asked = _Asked(self, data, take)
-        self._asked.append(asked)
-        self._say(data)
-        return asked
+    def _flush(self) -> None:
+        """Sends a push that was held back to go together with a pull: a message costs more than what is in it."""
+        push, self._held = self._held, None
+        if push is not None:
+            self._say(wire.encode_request(push.request, None, self._who.dtype))
 
     def _say(self, data: bytes) -> None:
         self._said = time.monotonic()
@@ -166,15 +179,22 @@ class RemoteSession:
 
     def receive(self) -> None:
         """Waits for the answer to the first request that has none."""
+        self._flush()
         try:
             answer, bulk = self._next()
         except grpc.RpcError as exc:
             self._reconnect(translated(exc, self._target))
             return
-        if answer.WhichOneof("what") != "waiting":
-            asked = self._asked[0]
-            asked.answers.append(asked.take(answer, bulk))
-            self._asked.popleft()
+        except ShardUnavailable as exc:
+            self._reconnect(exc)
+            return
+        for kind in _ANSWERS:
+            if answer.HasField(kind):
+                if not self._asked or self._asked[0].kind != kind:
+                    raise ShardError(f"{self._target} answers {kind}, which is not what it was asked")
+                asked = self._asked[0]
+                asked.answers.append(asked.take(answer, bulk))
+                self._asked.popleft()
 
     def _next(self) -> tuple[Any, memoryview]:
         self._waiting_since = time.monotonic()
@@ -221,9 +241,17 @@ class RemoteSession:
         except grpc.RpcError as exc:
             raise translated(exc, self._target) from exc
         self._progress = answer.joined.progress
+        self._held = None
         for asked in self._asked:
-            self._say(asked.data)
+            self._say(self._again(asked))
+
+    def _again(self, asked: _Asked[Any]) -> bytes:
+        if asked.kind == "pushed":
+            return wire.encode_request(asked.request, None, self._who.dtype)
+        return wire.encode_request(None, asked.request, self._who.dtype) if asked.kind == "pulled" else _PARK
 
 
+# In the order in which they are taken up where they come together.
+_ANSWERS = ("pushed", "pulled", "parked")
 _PARK = wire.frame(pb.Request(park=pb.Park()), [])
 _BEAT = wire.frame(pb.Request(beat=pb.Beat()), [])

@@ -1,7 +1,7 @@
 """Servicer: what a server does with requests (schemas/ps.proto)."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from streamtrain.ps import wire
 from streamtrain.ps.consistency import Consistency
 from streamtrain.ps.node import Node
 from streamtrain.ps.sessions import Limits, OpenSession, Sessions
-from streamtrain.ps.shard import Floats, Initial, Run, Shard
+from streamtrain.ps.shard import Floats, Initial, Pushed, Run, Shard
 from streamtrain.ps.status import status_of
 
 _REFUSALS = {
@@ -65,11 +65,7 @@ class Servicer:
             try:
                 for data in requests:
                     session.listening = False
-                    request, bulk = wire.unframe(pb.Request, data)
-                    what = request.WhichOneof("what")
-                    if what is None or (what == "join") == bool(session.worker):
-                        raise ShardRefused(f"a session begins with join, and has no other; this is {what or 'nothing'}")
-                    yield from getattr(self, f"_{what}")(getattr(request, what), bulk, session, shard, consistency)
+                    yield from self._answers(data, session, shard, consistency)
                     session.heard = time.monotonic()
                     session.listening = True
             finally:
@@ -77,7 +73,7 @@ class Servicer:
                 if session.worker and self._sessions.workers().count(session.worker) == 1:
                     consistency.leave(session.worker)
 
-    def _join(self, join: Any, _: memoryview, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
+    def _join(self, join: Any, session: OpenSession, shard: Shard, c: Consistency) -> bytes:
         for what, theirs, mine in (
             ("index", join.shard, shard.index),
             ("number of shards", join.shards, shard.shards),
@@ -93,37 +89,52 @@ class Servicer:
         session.dtype = wire.dtype_of(join.dtype)
         progress = c.join(join.worker, join.progress if join.HasField("progress") else None)
         session.worker = join.worker
-        yield wire.frame(pb.Answer(joined=pb.Joined(progress=progress)), [])
+        return wire.frame(pb.Answer(joined=pb.Joined(progress=progress)), [])
 
-    def _pull(self, pull: Any, bulk: memoryview, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
-        self._check_count(sum(pull.rows))
-        keys = wire.decode_pull(pull, bulk, len(shard.tables))
-        _check_owner(keys, shard)
-        while not c.pull(session.worker, pull.ahead, self._limits.waiting_seconds):
-            yield _WAITING
-        rows = [np.empty((len(k), table.dim), np.float32) for k, table in zip(keys, shard.tables, strict=True)]
-        dense, statistics = np.empty(len(shard.dense), np.float32), np.empty(len(shard.statistics), np.float32)
-        shard.pull_rows(keys, rows)
-        shard.pull_dense(dense, statistics)
-        yield wire.encode_pulled(rows, dense, statistics, session.dtype)
+    def _answers(self, data: bytes, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
+        request, bulk = wire.unframe(pb.Request, data)
+        given = {field.name for field, _ in request.ListFields()} - {"padding", "bulk"}
+        if (given == {"join"}) == bool(session.worker):
+            raise ShardRefused(f"a session begins with join, and has no other; this is {sorted(given) or 'nothing'}")
+        if given == {"join"}:
+            yield self._join(request.join, session, shard, c)
+        elif given == {"park"}:
+            c.park(session.worker)
+            yield wire.frame(pb.Answer(parked=pb.Parked()), [])
+        elif given == {"beat"}:
+            c.beat(session.worker)
+        elif given and given <= {"pull", "push"}:
+            yield from self._exchange(request, wire.Bulk(bulk, session.dtype), session, shard, c)
+        else:
+            raise ShardRefused(f"a request is a push, a pull or both, or one other thing; this is {sorted(given)}")
 
-    def _push(self, push: Any, bulk: memoryview, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
-        self._check_count(sum(push.rows))
+    def _exchange(
+        self, request: Any, arrays: wire.Bulk, session: OpenSession, shard: Shard, c: Consistency
+    ) -> Iterator[bytes]:
+        """Takes a push, then a pull."""
+        self._check_count(sum(request.pull.rows) + sum(request.push.rows))
         sizes = wire.Sizes(shard.spec.dims, len(shard.dense), len(shard.statistics))
-        decoded = wire.decode_push(push, bulk, sizes, session.dtype)
-        _check_owner([update.keys for update in decoded.updates], shard)
-        pending = c.push(session.worker, decoded)
-        while (pushed := pending.result(self._limits.waiting_seconds)) is None:
-            yield _WAITING
-        yield wire.encode_pushed(pushed)
-
-    def _park(self, _: Any, __: memoryview, session: OpenSession, ___: Shard, c: Consistency) -> Iterator[bytes]:
-        c.park(session.worker)
-        yield wire.frame(pb.Answer(parked=pb.Parked()), [])
-
-    def _beat(self, _: Any, __: memoryview, session: OpenSession, ___: Shard, c: Consistency) -> Iterator[bytes]:
-        c.beat(session.worker)
-        yield from ()
+        pull = wire.take_pull(request.pull, arrays, len(shard.tables)) if request.HasField("pull") else None
+        push = wire.take_push(request.push, arrays, sizes) if request.HasField("push") else None
+        arrays.end()
+        pushed: Pushed | None = None
+        if pull is not None:
+            _check_owner(pull.keys, shard)
+        if push is not None:
+            _check_owner([update.keys for update in push.updates], shard)
+            pending = c.push(session.worker, push)
+            while (pushed := pending.result(self._limits.waiting_seconds)) is None:
+                yield _WAITING
+        if pull is None:
+            yield wire.encode_answer(pushed, None, session.dtype)
+            return
+        if not c.pull(session.worker, pull.ahead, 0.0):
+            if pushed is not None:
+                yield wire.encode_answer(pushed, None, session.dtype)
+                pushed = None
+            while not c.pull(session.worker, pull.ahead, self._limits.waiting_seconds):
+                yield _WAITING
+        yield wire.encode_answer(pushed, _pulled(shard, pull), session.dtype)
 
     def _check_count(self, keys: int) -> None:
         if keys > self._limits.keys:
@@ -180,7 +191,16 @@ class Servicer:
             self._node.count("broken_sessions")  # the client is gone, or its request was too large for gRPC
 
 
-def _check_owner(keys: list[NDArray[np.uint64]], shard: Shard) -> None:
+def _pulled(shard: Shard, pull: wire.Pull) -> list[Floats]:
+    """Rows by table, then the slices."""
+    rows = [np.empty((len(k), table.dim), np.float32) for k, table in zip(pull.keys, shard.tables, strict=True)]
+    dense, statistics = np.empty(len(shard.dense), np.float32), np.empty(len(shard.statistics), np.float32)
+    shard.pull_rows(pull.keys, rows)
+    shard.pull_dense(dense, statistics)
+    return [*rows, dense, statistics]
+
+
+def _check_owner(keys: Sequence[NDArray[np.uint64]], shard: Shard) -> None:
     if shard.shards == 1:
         return
     for settings, of_table in zip(shard.spec.tables, keys, strict=True):

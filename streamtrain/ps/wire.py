@@ -137,7 +137,7 @@ class Bulk:
             raise ShardRefused(f"bulk has {len(self._data)} bytes, but the message describes {self._at}")
 
 
-def floats_of(arrays: Iterable[Floats], dtype: RowType) -> list[Array]:
+def _floats_of(arrays: Iterable[Floats], dtype: RowType) -> list[Array]:
     """Arrays as they travel."""
     if dtype == "float32":
         return [np.ascontiguousarray(one) for one in arrays]
@@ -154,23 +154,11 @@ def clock_of(given: Iterable[Any]) -> dict[int, int]:
     return {one.partition: one.next for one in given}
 
 
-def encode_pull(keys: Sequence[NDArray[np.uint64]], ahead: int) -> bytes:
-    """A request for the rows of `keys`, by table, and the dense slice."""
-    return frame(pb.Request(pull=pb.Pull(rows=[len(one) for one in keys], ahead=ahead)), keys)
+class Pull(NamedTuple):
+    """What is asked of a shard: keys uint64 by table, and how many batches have been pulled and not been pushed yet."""
 
-
-def decode_pull(pull: Any, bulk: memoryview, tables: int) -> list[NDArray[np.uint64]]:
-    """The keys of a pull, by table."""
-    _check_tables(pull.rows, tables)
-    arrays = Bulk(bulk, "float32")
-    keys = [arrays.take("<u8", count) for count in pull.rows]
-    arrays.end()
-    return keys
-
-
-def encode_pulled(rows: Sequence[Floats], dense: Floats, statistics: Floats, dtype: RowType) -> bytes:
-    """The answer to a pull."""
-    return frame(pb.Answer(pulled=pb.Pulled()), floats_of([*rows, dense, statistics], dtype))
+    keys: Sequence[NDArray[np.uint64]]
+    ahead: int
 
 
 class Sizes(NamedTuple):
@@ -181,32 +169,43 @@ class Sizes(NamedTuple):
     statistics: int
 
 
-def encode_push(push: Push, dtype: RowType) -> bytes:
-    """A push."""
+def encode_request(push: Push | None, pull: Pull | None, dtype: RowType) -> bytes:
+    """A push, a pull, or both."""
+    request = pb.Request()
     arrays: list[Array] = []
-    for update in push.updates:
-        arrays += [update.keys, update.counts, update.times]
-    floats = [update.gradients for update in push.updates]
-    if push.samples:
-        floats += [push.dense_gradient, push.statistics_change]
-    message = pb.Push(
-        rows=[len(update.keys) for update in push.updates],
-        spans=[pb.Span(partition=p, start=start, end=end) for p, start, end in push.spans],
-        samples=push.samples,
-        watermark=push.watermark,
-    )
-    return frame(pb.Request(push=message), arrays + floats_of(floats, dtype))
+    if pull is not None:
+        request.pull.CopyFrom(pb.Pull(rows=[len(one) for one in pull.keys], ahead=pull.ahead))
+        arrays += pull.keys
+    if push is not None:
+        request.push.CopyFrom(
+            pb.Push(
+                rows=[len(update.keys) for update in push.updates],
+                spans=[pb.Span(partition=p, start=start, end=end) for p, start, end in push.spans],
+                samples=push.samples,
+                watermark=push.watermark,
+            )
+        )
+        for update in push.updates:
+            arrays += [update.keys, update.counts, update.times]
+        floats = [update.gradients for update in push.updates]
+        arrays += _floats_of([*floats, push.dense_gradient, push.statistics_change] if push.samples else floats, dtype)
+    return frame(request, arrays)
 
 
-def decode_push(push: Any, bulk: memoryview, sizes: Sizes, dtype: RowType) -> Push:
-    """A push to a shard of some sizes."""
+def take_pull(pull: Any, arrays: Bulk, tables: int) -> Pull:
+    """The pull of a request."""
+    _check_tables(pull.rows, tables)
+    return Pull([arrays.take("<u8", count) for count in pull.rows], pull.ahead)
+
+
+def take_push(push: Any, arrays: Bulk, sizes: Sizes) -> Push:
+    """The push of a request to a shard of some sizes."""
     dims, dense, statistics = sizes
     _check_tables(push.rows, len(dims))
-    arrays = Bulk(bulk, dtype)
     columns = [(arrays.take("<u8", n), arrays.take("<u4", n), arrays.take("<u4", n)) for n in push.rows]
     gradients = [arrays.floats(n * dim).reshape(n, dim) for n, dim in zip(push.rows, dims, strict=True)]
     of_samples = 1 if push.samples else 0
-    decoded = Push(
+    taken = Push(
         spans=[Span(one.partition, one.start, one.end) for one in push.spans],
         samples=push.samples,
         updates=[RowUpdate(k, g, c, t) for (k, c, t), g in zip(columns, gradients, strict=True)],
@@ -214,17 +213,20 @@ def decode_push(push: Any, bulk: memoryview, sizes: Sizes, dtype: RowType) -> Pu
         statistics_change=arrays.floats(statistics * of_samples),
         watermark=push.watermark,
     )
-    arrays.end()
-    _check_spans(decoded.spans)
-    return decoded
+    _check_spans(taken.spans)
+    return taken
 
 
-def encode_pushed(pushed: Pushed) -> bytes:
-    """The answer to a push."""
-    answer = pb.Pushed(
-        outcome=int(pushed.outcome), clock=positions(pushed.clock), stats=pb.PushStats(**vars(pushed.stats))
-    )
-    return frame(pb.Answer(pushed=answer), [])
+def encode_answer(pushed: Pushed | None, pulled: Sequence[Floats] | None, dtype: RowType) -> bytes:
+    """The answer to a push, to a pull (rows by table, then the slices), or to both."""
+    answer = pb.Answer()
+    if pushed is not None:
+        stats = pb.PushStats(**vars(pushed.stats))
+        answer.pushed.CopyFrom(pb.Pushed(outcome=int(pushed.outcome), clock=positions(pushed.clock), stats=stats))
+    if pulled is None:
+        return frame(answer, [])
+    answer.pulled.SetInParent()
+    return frame(answer, _floats_of(pulled, dtype))
 
 
 def decode_pushed(pushed: Any) -> Pushed:

@@ -21,8 +21,7 @@ from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.ps.client import Client, Heartbeat, Pulled, Pushing, rejected, stats_of
 from streamtrain.ps.clock import Cursor, Span, latest
-from streamtrain.ps.shard import PushStats
-from streamtrain.train.progressive import Metrics, ProgressiveValidation
+from streamtrain.ps.shard import Floats, PushStats
 from streamtrain.train.step import Step, StepResult
 
 logger = logging.getLogger(__name__)
@@ -39,6 +38,13 @@ class Source(Protocol):
 
     def wait(self, seconds: float) -> bool:
         """Waits for more samples, for at most so long; False: there will never be any."""
+
+
+class Validation(Protocol):
+    """What predictions are told to, such as `ProgressiveValidation`."""
+
+    def update(self, predictions: Floats, labels: Floats, weights: Floats) -> None:
+        """Takes those of a batch: float32 [n, L], [n, L] and [n]."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class Worker:
         source: of samples.
         shards: number of shards.
         pace: how to go about it.
-        window: samples of the window of `metrics(window=True)`.
+        validation: is told every prediction, made before its sample was learned; not again after a restore.
 
     Attributes:
         samples: number of samples learned from.
@@ -108,7 +114,7 @@ class Worker:
         source: Source,
         shards: int,
         pace: Pace | None = None,
-        window: int = 100_000,
+        validation: Validation | None = None,
     ) -> None:
         self._step = step
         self._client = client
@@ -116,7 +122,7 @@ class Worker:
         self._source = source
         self._planner = model.planner(shards)
         self._pace = pace or Pace()
-        self._validation = ProgressiveValidation(model.labels, window=window)
+        self._validation = validation
         self._cursor = Cursor()
         self._known: dict[int, int] = {}  # what some shard had learned when the cursor was set
         self._reconnects = 0
@@ -146,10 +152,6 @@ class Worker:
                 self._settle()
         finally:
             self._client.close()
-
-    def metrics(self, *, window: bool = False) -> dict[str, Metrics]:
-        """Progressive validation by label; what is learned again after a restore is not counted again."""
-        return self._validation.window() if window else self._validation.total()
 
     def _advance(self) -> bool:
         """Learns one batch, or waits; False: there is no more."""
@@ -216,7 +218,8 @@ class Worker:
             return False
         batch = learning.reading.batch
         self.samples += len(batch)
-        if learning.result is not None and any(end > self._known.get(p, 0) for p, _, end in spans):
+        new = any(end > self._known.get(partition, 0) for partition, _, end in spans)
+        if new and learning.result is not None and self._validation is not None:
             self._validation.update(learning.result.predictions, batch.labels, batch.weights)
         return True
 

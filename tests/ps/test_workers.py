@@ -11,35 +11,17 @@ import pytest
 
 import streamtrain as stm
 from streamtrain.model.optimizers import Optimizer
-from streamtrain.model.samples import SampleReader
 from streamtrain.ps.bulk import Bulk
-from streamtrain.ps.clock import Span
+from streamtrain.ps.clock import Outcome
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.shard import Shard
+from streamtrain.stream.memory import MemorySource
 from streamtrain.train.step import Step
 from streamtrain.train.worker import Pace, Worker
 from tests.models import Sample, clicks, make
 from tests.ps.served import Served, beginning_of, served
 
 IDS: list[str | int] = [f"u{i}" for i in range(40)]
-
-
-class ListSource:
-    """Samples that are all there from the beginning."""
-
-    def __init__(self, model: stm.Model, log: Mapping[int, Sequence[Sample]]) -> None:
-        self._log = log
-        self._reader = SampleReader(model)
-
-    def ends(self) -> Mapping[int, int]:
-        return {p: len(samples) for p, samples in self._log.items()}
-
-    def read(self, spans: Sequence[Span]) -> tuple[Any, list[Any]]:
-        samples = [one for p, start, end in spans for one in self._log[p][start:end]]
-        return next(iter(self._reader.batches(samples, len(samples))))
-
-    def wait(self, seconds: float) -> bool:
-        return False
 
 
 def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, pace: Pace) -> list[Worker]:
@@ -52,7 +34,7 @@ def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, 
         workers.append(
             Worker(
                 *(model, step, client, shards.clocks),
-                source=ListSource(model, log),
+                source=MemorySource(model, log),
                 shards=len(where.nodes),
                 pace=pace,
             )
@@ -79,7 +61,7 @@ def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, 
 
 def rows_of(where: Served, model: stm.Model, table: str) -> dict[int, np.ndarray[Any, Any]]:
     t = [one.name for one in model.schema.tables].index(table)
-    found = {}
+    found: dict[int, np.ndarray[Any, Any]] = {}
     for shard in where.held:
         _, rows = shard.tables[t].scan(0, 1 << 20)
         found |= dict(zip(rows.keys.tolist(), rows.embeddings, strict=True))
@@ -119,7 +101,7 @@ def test_bulk_is_learning_alone(count: int, rows: Optimizer, dense: Optimizer, r
 
     with served(2, bulk, beginning=beginning_of(model, Step(model))) as where:
         learn(model, log, where, Pace(batch_size=each, ahead=0))
-        assert [shard.pushes[0] for shard in where.held] == [rounds, rounds]
+        assert [shard.pushes[Outcome.APPLIED] for shard in where.held] == [rounds, rounds]
         for table in ("user", "item"):
             mine, theirs = rows_of(where, model, table), scan(alone, table)
             assert mine.keys() == theirs.keys()
@@ -130,7 +112,7 @@ def test_bulk_is_learning_alone(count: int, rows: Optimizer, dense: Optimizer, r
 
 def scan(learner: stm.Learner, table: str) -> dict[int, np.ndarray[Any, Any]]:
     t = [one.name for one in learner.model.schema.tables].index(table)
-    found = {}
+    found: dict[int, np.ndarray[Any, Any]] = {}
     for shard in learner._shards:
         _, rows = shard.tables[t].scan(0, 1 << 20)
         found |= dict(zip(rows.keys.tolist(), rows.embeddings, strict=True))
