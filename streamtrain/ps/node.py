@@ -176,7 +176,13 @@ class Node:
             self.counters[name] = self.counters.get(name, 0) + 1
 
     def freeze(self) -> Frozen:
-        """Holds pushes back, to cut a checkpoint; see `Shard.freeze`."""
+        """Holds pushes back, to cut a checkpoint; see `Shard.freeze`. What was cut and not written is given up.
+
+        Raises:
+            ShardRefused: the node has no checkpoints, or still writes one. Nothing is held back.
+        """
+        self._idle_keeper()
+        self._give_up()  # not within the cut, for it may take long
         self._frozen_at = time.monotonic()
         return Frozen(self.shard.freeze(self._freeze_patience), self.epoch)
 
@@ -186,20 +192,29 @@ class Node:
         Raises:
             ShardRefused: the node has no checkpoints, or still writes one.
         """
-        if self._keeper is None:
-            raise ShardRefused(f"shard {self.index} has no place for checkpoints; set checkpoint.url")
-        if self._writing is not None:
-            raise ShardRefused(f"shard {self.index} still writes epoch {self._writing}; ask again later", "limit")
-        keeper, shard = self._keeper, self.shard
+        keeper, shard = self._idle_keeper(), self.shard
 
         def mark() -> None:
-            if self._marked is not None:  # of an epoch that was given up
-                self._marked[1].drop()
-            self.epoch, self._marked = NO_EPOCH, None  # until it is written, no delta can build on anything
+            self._give_up()
+            self.epoch = NO_EPOCH  # until it is written, no delta can build on anything
             self._marked = epoch, keeper.mark(shard, full)
 
         clock, reached = shard.cut(target, self._cut_patience, mark)
         return CutAt(clock, reached, (time.monotonic() - self._frozen_at) * 1000)
+
+    def _idle_keeper(self) -> Keeper:
+        if self._keeper is None:
+            raise ShardRefused(f"shard {self.index} has no place for checkpoints; set checkpoint.url")
+        if self._writing is not None:
+            raise ShardRefused(f"shard {self.index} still writes epoch {self._writing}; ask again later", "limit")
+        return self._keeper
+
+    def _give_up(self) -> None:
+        """Lets go of what was cut and not written."""
+        with self._lock:
+            marked, self._marked = self._marked, None
+        if marked is not None:
+            marked[1].drop()
 
     def write(self, epoch: int) -> str:
         """Writes what `cut` marked; training goes on meanwhile. Returns a description of the files, as JSON.

@@ -266,7 +266,7 @@ class Shard:
 
         Args:
             target: the clock at which to cut.
-            patience: seconds to wait for it; then the cut is made where the clock stands.
+            patience: seconds to wait for it; then, and if the clock is past it, the cut is made where the clock stands.
             mark: notes the moment; nothing is pushed meanwhile.
 
         Returns:
@@ -277,10 +277,11 @@ class Shard:
             self._gate.close(target, deadline)
             self._lock.notify_all()
             try:
-                while not (reached := _same(self._clock.read(), target)) and time.monotonic() < deadline:
+                while _before(self._clock.read(), target) and time.monotonic() < deadline:
                     self._lock.wait(deadline - time.monotonic())
                 mark()
-                return self._clock.read(), reached
+                clock = self._clock.read()
+                return clock, _same(clock, target)
             finally:
                 self._gate.open()
                 self._lock.notify_all()
@@ -288,6 +289,11 @@ class Shard:
     def _check(self) -> None:
         if self._broken:
             raise ShardBroken(f"shard {self.index} must be restarted from a checkpoint: {self._broken}")
+
+
+def _before(clock: Clock, target: Clock) -> bool:
+    """Whether a clock can still come to the target."""
+    return not _same(clock, target) and all(at <= target.get(partition, 0) for partition, at in clock.items())
 
 
 def _same(a: Clock, b: Clock) -> bool:
