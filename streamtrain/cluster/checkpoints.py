@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streamtrain.errors import CheckpointError, ShardError, StreamtrainError
+from streamtrain.errors import CheckpointCorrupt, CheckpointError, ShardError, StreamtrainError
 from streamtrain.ps import wire
 from streamtrain.ps.clock import latest
-from streamtrain.ps.node import NO_EPOCH
 from streamtrain.ps.shards import Control
 from streamtrain.store.checkpoint import Part, commit
 from streamtrain.store.epochs import Epochs
@@ -57,7 +56,6 @@ class Checkpointer:
         self._epochs = epochs
         self._keep = keep
         self._full_every = full_every
-        self._deltas = 0
 
     def take(self, *, full: bool = False) -> Taken:
         """Takes a checkpoint.
@@ -86,26 +84,32 @@ class Checkpointer:
                     raise ShardError(
                         f"{control.target} is {'of another run' if status.ready else 'empty'}: nothing to save"
                     )
-            epoch = self._epochs.next()
+            # All that may take long comes before pushes are held back.
+            epoch, newest = self._epochs.next(), None if full else self._base()
             frozen = of_all(lambda control: control.freeze())
             target = latest(one.clock for one in frozen)
-            base = self._base({one.written for one in frozen}, full)
+            base = newest if {one.written for one in frozen} == {newest} else None
             cuts = of_all(lambda control: control.cut(epoch, target, base is None))
             parts: list[Part] = [json.loads(part) for part in of_all(lambda control: control.write(epoch))]
         aligned = all(cut.clock == cuts[0].clock for cut in cuts)
         kind: Kind = "full" if base is None else "delta"
         about = {**_about(statuses[0]), "aligned": aligned}
         commit(self._epochs.directory(epoch), about, parts, kind=kind, base=base)
-        self._deltas = 0 if base is None else self._deltas + 1
         self._epochs.retain(self._keep)
         pause = max(cut.pause_ms for cut in cuts)
         return Taken(epoch, kind, aligned, pause, time.monotonic() - began)
 
-    def _base(self, written: set[int], full: bool) -> int | None:
-        """The epoch that a delta would build on: all shards have written the newest one. None: a full one is due."""
-        newest = max(self._epochs.numbers(), default=NO_EPOCH)
-        due = full or self._deltas >= self._full_every
-        return None if due or newest == NO_EPOCH or written != {newest} else newest
+    def _base(self) -> int | None:
+        """The epoch that a delta could build on: the newest, if all shards have written it. None: a full one is due."""
+        newest = max(self._epochs.numbers(), default=None)
+        if newest is None:
+            return None
+        try:
+            deltas = len(self._epochs.open(newest).epochs) - 1
+        except CheckpointCorrupt as exc:
+            logger.warning("%s; the next epoch is full", exc)
+            return None
+        return newest if deltas < self._full_every else None
 
 
 def _about(status: Any) -> dict[str, Any]:
@@ -122,6 +126,10 @@ class Schedule:
     Args:
         checkpointer: what takes them.
         every: seconds from one to the next.
+
+    Attributes:
+        taken: how many there are.
+        failed: how many could not be taken; why is logged.
     """
 
     def __init__(self, checkpointer: Checkpointer, every: float) -> None:
@@ -151,6 +159,9 @@ class Schedule:
                 self.failed += 1
                 level = logging.ERROR if isinstance(exc, CheckpointError) else logging.WARNING
                 logger.log(level, "no checkpoint: %s", exc)
+            except Exception:  # whatever it is: to go on training without ever trying again would be worse
+                self.failed += 1
+                logger.exception("no checkpoint")
             else:
                 self.taken += 1
                 logger.info("checkpoint %s", taken)
