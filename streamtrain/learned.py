@@ -118,15 +118,10 @@ def restore_shard(chain: Chain, index: int, shards: int, spec: Spec | None = Non
         CheckpointError: it is of another model, or is to be split anew although its shards are at different clocks.
         CheckpointCorrupt: it lacks something or is damaged.
     """
-    written, about = len(chain.shards), chain.about
-    if written != shards and not about.get("aligned"):
-        raise CheckpointError(
-            f"{chain.url} has {written} shards at different clocks and cannot be split into {shards}; "
-            "use one that is aligned, or the same number of shards"
-        )
+    check_count(chain, shards)
     try:
         spec = _checked(chain, spec)
-        sources = [index] if shards == written else list(range(written))
+        sources = sources_of(index, shards, len(chain.shards))
         shard = _without_rows(chain, sources, spec, index, shards)
         for settings, table in zip(spec.tables, shard.tables, strict=True):
             _load_rows(table, chain.changes(settings["name"], sources), index, shards)
@@ -137,6 +132,28 @@ def restore_shard(chain: Chain, index: int, shards: int, spec: Spec | None = Non
             f"{chain.url} lacks something that a shard has, or has it in another shape: {type(exc).__name__}: {exc}"
         ) from exc
     return shard
+
+
+def check_count(chain: Chain, shards: int) -> None:
+    """Refuses what cannot be restored to so many shards.
+
+    Raises:
+        CheckpointError: they are not as many as wrote it, and those were at different clocks.
+    """
+    written = len(chain.shards)
+    if written != shards and not chain.about.get("aligned"):
+        raise CheckpointError(
+            f"{chain.url} has {written} shards at different clocks and cannot be split into {shards}; "
+            "use one that is aligned, or the same number of shards"
+        )
+
+
+def sources_of(index: int, shards: int, written: int) -> range:
+    """Which of the shards that wrote a checkpoint hold what is to be on a shard, when there are `shards` of them.
+
+    A shard has the same share of the hash slots and of every vector, so these are neighbours, and the same for both.
+    """
+    return range(index * written // shards, -(-(index + 1) * written // shards))
 
 
 def _checked(chain: Chain, wanted: Spec | None) -> Spec:
@@ -155,15 +172,14 @@ def _without_rows(chain: Chain, sources: Sequence[int], spec: Spec, index: int, 
     """A shard with its slices and admission counts.
 
     Slices are by position: those of all writers in their order are the whole. Counts of ids without a row cannot be
-    told apart by shard, so another number of shards takes all: estimates then are a little higher.
+    told apart by shard, so all of the sources are taken: estimates then are a little higher.
     """
     arrays = [chain.arrays(source) for source in sources]
 
     def cut(name: str, size: int) -> NDArray[np.float32]:
-        if len(sources) == 1 and len(chain.shards) == shards:
-            return arrays[0][name]
-        whole = np.concatenate([one[name] for one in arrays], axis=-1)
-        return np.ascontiguousarray(whole[..., slice_of(size, index, shards)])
+        together = np.concatenate([one[name] for one in arrays], axis=-1)
+        first, mine = slice_of(size, sources[0], len(chain.shards)).start, slice_of(size, index, shards)
+        return np.ascontiguousarray(together[..., mine.start - first : mine.stop - first])
 
     run = Run(chain.about["run"], _clock_of_json(chain.about["start"]))
     dense, statistics = cut("dense", spec.dense_size), cut("statistics", spec.statistics_size)

@@ -1,6 +1,7 @@
 """Keeper: writes one shard into checkpoints while it is trained, and brings it back."""
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -8,12 +9,14 @@ from numpy.typing import NDArray
 
 from streamtrain._core import Table
 from streamtrain.errors import CheckpointError
-from streamtrain.learned import about_shard, arrays_of, part_of, restore_shard, tables_of
+from streamtrain.learned import about_shard, arrays_of, check_count, part_of, restore_shard, sources_of, tables_of
 from streamtrain.ps.node import NO_EPOCH
 from streamtrain.ps.shard import Shard
 from streamtrain.store.checkpoint import write_part
-from streamtrain.store.epochs import Epochs
+from streamtrain.store.epochs import Chain, Epochs
 from streamtrain.store.rows import RowPart
+
+logger = logging.getLogger(__name__)
 
 _READ_ROWS = 1 << 16
 
@@ -31,12 +34,14 @@ class CheckpointKeeper:
 
     def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
         """See Keeper."""
-        chain = self._epochs.newest_good(lambda one: len(one.shards) == shards or one.about.get("aligned", False))
+        chain = self._epochs.newest_good(
+            lambda one: _restorable(one, shards), lambda one: sources_of(index, shards, len(one.shards))
+        )
         if chain is None:
             if self._epochs.numbers():
                 raise CheckpointError(
-                    f"no checkpoint at {self._epochs.url} can be used: they are damaged, or of another number of "
-                    f"shards than {shards} without being aligned; to begin anew, give checkpoint.url another place"
+                    f"no checkpoint at {self._epochs.url} can be used: they are damaged, or their shards are at "
+                    f"different clocks and not {shards}; to begin anew, give checkpoint.url another place"
                 )
             return None
         shard = restore_shard(chain, index, shards)
@@ -76,6 +81,8 @@ class ShardMark:
     def write(self, epoch: int) -> str:
         """See Mark."""
         shard = self._shard
+        if self._full:
+            self._close()  # nobody will ask what changed, and it would grow meanwhile
         gone: dict[str, list[NDArray[np.uint64]]] = {one["name"]: [] for one in shard.spec.tables}
 
         def changed(t: int) -> Iterator[RowPart]:
@@ -93,8 +100,21 @@ class ShardMark:
         """See Mark."""
         for table in self._shard.tables if self._full else ():
             table.end_snapshot()
+        self._close()
+
+    def _close(self) -> None:
         for table, channel in zip(self._shard.tables, self._sealed, strict=False):
             table.close_channel(channel)
+        self._sealed = ()
+
+
+def _restorable(chain: Chain, shards: int) -> bool:
+    try:
+        check_count(chain, shards)
+    except CheckpointError as exc:
+        logger.warning("%s", exc)
+        return False
+    return True
 
 
 def _snapshot(table: Table) -> Iterator[RowPart]:

@@ -155,7 +155,9 @@ class Epochs:
         return Chain(epochs, readers)
 
     def newest_good(
-        self, accept: Callable[[Chain], bool] | None = None, shards: Iterable[int] | None = None
+        self,
+        accept: Callable[[Chain], bool] | None = None,
+        shards: Callable[[Chain], Iterable[int]] | None = None,
     ) -> Chain | None:
         """The newest epoch that is whole, all that it builds on included.
 
@@ -163,7 +165,7 @@ class Epochs:
 
         Args:
             accept: says of a chain, before its files are verified, whether it is of use; all are by default.
-            shards: those whose files to verify; all by default.
+            shards: says of a chain whose files to verify; all by default.
 
         Returns:
             The chain, verified; None if there is none.
@@ -171,7 +173,6 @@ class Epochs:
         Raises:
             CheckpointError: a checkpoint is out of reach, or of another format.
         """
-        wanted = None if shards is None else list(shards)
         self.damaged = []
         checked: dict[int, str | None] = {}
         found = None
@@ -179,7 +180,7 @@ class Epochs:
             try:
                 chain = self.open(number)
                 if accept is None or accept(chain):
-                    chain._verify(wanted, checked)
+                    chain._verify(list(shards(chain)) if shards else None, checked)
                     found = chain
                     break
             except CheckpointCorrupt as exc:
