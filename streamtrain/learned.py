@@ -186,7 +186,7 @@ def _without_rows(chain: Chain, sources: Sequence[int], spec: Spec, index: int, 
     shard = Shard(Initial(run, spec, dense, statistics), index, shards)
     shard.dense.load(dense, cut("dense_slots", spec.dense_size), float(arrays[0]["dense_steps"][0]))
     for settings, table in zip(spec.tables, shard.tables, strict=True):
-        for one in arrays if settings["min_count"] > 1 else ():
+        for one in arrays if settings.get("min_count", 1) > 1 else ():
             if (counted := one.get(_ADMISSION + settings["name"])) is not None:
                 table.merge_admission(counted)
     return shard

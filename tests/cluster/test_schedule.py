@@ -1,0 +1,83 @@
+"""When checkpoints are taken, of which kind, and how many stay."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from streamtrain.cluster.checkpoints import Checkpointer, Schedule, Taken
+from streamtrain.store.epochs import Epochs
+from tests.cluster.saved import Cluster, aside, some_log
+from tests.ps.counting import assert_exact
+
+LONG = 30.0  # seconds that nothing takes, unless it hangs
+LOG = some_log(1, 1_000)
+
+
+def test_checkpoints_are_taken_at_intervals(place: str) -> None:
+    cluster = Cluster(place)
+    taken = threading.Semaphore(0)
+    take = cluster.checkpointer.take
+
+    def counting(**options: Any) -> Taken:
+        taken.release()
+        return take(**options)
+
+    cluster.checkpointer.take = counting  # type: ignore[method-assign]
+    schedule = Schedule(cluster.checkpointer, 0.01)
+    schedule.start()
+    for at in range(4):
+        cluster.learn(LOG, (0, at * 100, at * 100 + 100))
+        assert taken.acquire(timeout=LONG)
+    schedule.stop()
+    assert schedule.failed == 0
+    assert Epochs(place).numbers() == list(range(1, schedule.taken + 1))
+    assert schedule.taken >= 4
+    assert not schedule._thread.is_alive()
+
+
+class Broken(Checkpointer):
+    """Fails as nothing should."""
+
+    def __init__(self) -> None:
+        self.called = threading.Semaphore(0)
+
+    def take(self, *, full: bool = False) -> Taken:
+        self.called.release()
+        raise MemoryError("no memory")
+
+
+def test_schedule_survives_any_error(caplog: pytest.LogCaptureFixture) -> None:
+    checkpointer = Broken()
+    schedule = Schedule(checkpointer, 0.001)
+    schedule.start()
+    assert all(checkpointer.called.acquire(timeout=LONG) for _ in range(3))
+    schedule.stop()
+    assert schedule.failed >= 2
+    assert "no memory" in caplog.text
+
+
+def test_schedule_stops_promptly() -> None:
+    checkpointer = Broken()
+    schedule = Schedule(checkpointer, 3600.0)
+    schedule.start()
+    aside(schedule.stop).result(LONG)
+    assert not checkpointer.called.acquire(blocking=False)
+
+
+@pytest.mark.parametrize(("keep", "full_every"), [(2, 2), (1, 0), (3, 100)])
+def test_so_many_are_kept_and_so_many_are_deltas(place: str, keep: int, full_every: int) -> None:
+    """Also when whoever takes them was restarted in between."""
+    kinds, cluster = [], Cluster(place, keep=keep, full_every=full_every)
+    for at in range(8):
+        if at in (4, 5):
+            cluster = Cluster(place, keep=keep, full_every=full_every)
+        cluster.learn(LOG, (0, at * 10, at * 10 + 10))
+        kinds.append(cluster.take().kind)
+        numbers = Epochs(place).numbers()
+        fulls = [n for n in range(1, at + 2) if kinds[n - 1] == "full"]
+        oldest = max(n for n in fulls if n <= max(at + 2 - keep, 1))
+        assert set(range(max(at + 2 - keep, 1), at + 2)) <= set(numbers)
+        assert min(numbers) == oldest
+    assert kinds == ["delta" if at % (full_every + 1) else "full" for at in range(8)]
+    assert_exact(Cluster(place).shards, {0: LOG[0][:80]})
