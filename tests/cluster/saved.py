@@ -53,9 +53,13 @@ class Cluster:
         keepers: list[Keeper] = [CheckpointKeeper(Epochs(place)) for _ in range(shards)]
         self.nodes = [Node(i, shards, Async, keeper, **patience) for i, keeper in enumerate(keepers)]
         self.restored = [node.restore() for node in self.nodes]
-        Shards(self.nodes, beginning).agree()
+        self.agree()
         controls = [wrap(i, LocalControl(node)) for i, node in enumerate(self.nodes)]
         self.checkpointer = Checkpointer(controls, Epochs(place), **{"keep": 100, "full_every": 100, **options})
+
+    def agree(self) -> None:
+        """Have empty shards begin the run."""
+        Shards(self.nodes, self.beginning).agree()
 
     @property
     def shards(self) -> list[Shard]:
