@@ -12,7 +12,7 @@ from streamtrain.cluster.checkpoints import Checkpointer, Taken
 from streamtrain.cluster.keeper import CheckpointKeeper
 from streamtrain.ps.clock import Clock, Outcome, Span
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Keeper, Node
+from streamtrain.ps.node import Node
 from streamtrain.ps.shard import Push, Pushed, Shard
 from streamtrain.ps.shards import Beginning, Control, LocalControl, Shards
 from streamtrain.store.epochs import Epochs
@@ -48,18 +48,23 @@ class Cluster:
         **options: Any,
     ) -> None:
         self.epochs = Epochs(place)
-        self.beginning = beginning
-        patience = {"cut_patience": cut_patience, "freeze_patience": freeze_patience}
-        keepers: list[Keeper] = [CheckpointKeeper(Epochs(place)) for _ in range(shards)]
-        self.nodes = [Node(i, shards, Async, keeper, **patience) for i, keeper in enumerate(keepers)]
+        self._beginning = beginning
+        self._patience = {"cut_patience": cut_patience, "freeze_patience": freeze_patience}
+        self.nodes = [self._node(i, shards) for i in range(shards)]
         self.restored = [node.restore() for node in self.nodes]
-        self.agree()
-        controls = [wrap(i, LocalControl(node)) for i, node in enumerate(self.nodes)]
-        self.checkpointer = Checkpointer(controls, Epochs(place), **{"keep": 100, "full_every": 100, **options})
+        Shards(self.nodes, beginning).agree()
+        self.controls = [wrap(i, LocalControl(node)) for i, node in enumerate(self.nodes)]
+        self.checkpointer = Checkpointer(self.controls, self.epochs, **{"keep": 100, "full_every": 100, **options})
 
-    def agree(self) -> None:
-        """Have empty shards begin the run."""
-        Shards(self.nodes, self.beginning).agree()
+    def _node(self, index: int, shards: int) -> Node:
+        return Node(index, shards, Async, CheckpointKeeper(Epochs(self.epochs.url)), **self._patience)
+
+    def crash(self, index: int) -> None:
+        """A shard is gone, and comes back as of the newest epoch; if that cannot be, it was not gone."""
+        node = self._node(index, len(self.nodes))
+        node.restore()
+        self.nodes[index], self.controls[index] = node, LocalControl(node)
+        Shards(self.nodes, self._beginning).agree()
 
     @property
     def shards(self) -> list[Shard]:

@@ -158,7 +158,8 @@ def assert_saved(cluster: Cluster, place: str, kind: str, *, rows: dict[int, flo
 
 
 def test_expired_rows_are_gone_and_may_come_again(place: str) -> None:
-    cluster = Cluster(place, 1, with_table(COUNTING, expire_after=10))
+    expiring = with_table(COUNTING, expire_after=10)
+    cluster = Cluster(place, 1, expiring)
     touch(cluster, [1, 2, 3], 0)
     touch(cluster, [1], 5)
     assert_saved(cluster, place, "full", rows={1: 2, 2: 1, 3: 1})
@@ -170,7 +171,7 @@ def test_expired_rows_are_gone_and_may_come_again(place: str) -> None:
     touch(cluster, [5], 30)
     touch(cluster, [1, 5], 31)  # gone and born again between two epochs
     assert_saved(cluster, place, "delta", rows={1: 1, 5: 2})
-    again = Cluster(place, 1, cluster.beginning)
+    again = Cluster(place, 1, expiring)
     touch(again, [1], 32)
     touch(again, [6], 50)
     assert_saved(again, place, "delta", rows={6: 1})
