@@ -69,7 +69,7 @@ def _bulk_of(data: bytes) -> tuple[int, int]:
     if len(data) < 3 or data[0] != _PADDING or data[1] >= 0x80:
         return 0, -1
     at = 2 + data[1]
-    if data[at] != _BULK:
+    if at >= len(data) or data[at] != _BULK:
         return 0, -1
     size = 0
     for i in range(_LENGTH_BYTES):
@@ -231,8 +231,12 @@ def encode_answer(pushed: Pushed | None, pulled: Sequence[Floats] | None, dtype:
 
 def decode_pushed(pushed: Any) -> Pushed:
     """What became of a push."""
+    try:
+        outcome = Outcome(pushed.outcome)
+    except ValueError as exc:
+        raise ShardRefused(f"outcome {pushed.outcome} of a push is not known; there are {[*Outcome]}") from exc
     stats = PushStats(**{name: getattr(pushed.stats, name) for name in vars(PushStats())})
-    return Pushed(Outcome(pushed.outcome), clock_of(pushed.clock), stats)
+    return Pushed(outcome, clock_of(pushed.clock), stats)
 
 
 def _check_tables(rows: Sequence[int], tables: int) -> None:
