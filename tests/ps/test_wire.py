@@ -211,8 +211,9 @@ def damaged(data: bytes) -> Iterator[bytes]:
 
 
 def read_request(data: bytes) -> None:
-    """Reads a request as a server does, and checks that what comes out is well-formed."""
+    """Reads a request as a server does, and checks that it comes out well-formed, and as protobuf reads it."""
     request, bulk = wire.unframe(pb.Request, data)
+    assert bulk == pb.Request.FromString(data).bulk
     what = request.WhichOneof("what")
     if what == "pull":
         keys = wire.decode_pull(request.pull, bulk, 2)
@@ -279,6 +280,12 @@ def test_a_damaged_request_is_refused_or_well_formed(name: str) -> None:
 def test_a_damaged_answer_is_refused_or_well_formed(name: str) -> None:
     read_answer(ANSWERS[name])
     assert min(assert_withstood(damaged(ANSWERS[name]), read_answer)) > 0
+
+
+def test_a_count_beyond_the_bulk_costs_no_memory() -> None:
+    rows = [2**32 - 1] * 2
+    frames = (wire.frame(one, []) for one in (pb.Request(pull=pb.Pull(rows=rows)), pb.Request(push=pb.Push(rows=rows))))
+    assert_withstood(frames, read_request)
 
 
 @given(st.binary(max_size=200))
