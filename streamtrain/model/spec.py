@@ -70,9 +70,22 @@ class Spec:
             )
             spec.make_tables()
             spec.make_dense([])
-        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            spec._check()
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as exc:
             raise ConfigError(f"spec of the model cannot be used: {type(exc).__name__}: {exc}") from exc
         return spec
+
+    def _check(self) -> None:
+        """What the native core does not: a shard that took it would fail much later."""
+        names = [one["name"] for one in self.tables]
+        if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+            raise ValueError(f"names of tables must be different texts, and are {names}")
+        if not all("expire_after" in one for one in self.tables):  # the core has a default, shards have not
+            raise ValueError("a table has no 'expire_after'")
+        if any(extent < 0 for shape in (*self.dense, *self.statistics) for extent in shape):
+            raise ValueError(f"a shape is negative: {self.dense}, {self.statistics}")
+        if self.reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction must be 'mean' or 'sum', and is {self.reduction!r}")
 
     def to_json(self) -> str:
         """The spec as JSON."""

@@ -135,8 +135,8 @@ class Node:
             ("statistics", initial.statistics, spec.statistics_size),
         ):
             mine = slice_of(size, self.index, self.shards)
-            if len(slice_) != mine.stop - mine.start:
-                raise ShardRefused(f"the {what} slice of shard {self.index} has {len(slice_)} floats, not {mine}")
+            if len(slice_) != (expected := mine.stop - mine.start):
+                raise ShardRefused(f"the {what} slice of shard {self.index} has {len(slice_)} floats, not {expected}")
         with self._lock:
             if self._held is None:
                 self._hold(Shard(initial, self.index, self.shards))

@@ -9,14 +9,16 @@ import grpc
 import numpy as np
 
 from streamtrain.model.spec import Spec
+from streamtrain.ps.client import Client, Pushing
+from streamtrain.ps.clock import Cursor, Span
 from streamtrain.ps.consistency import Async, Consistency
 from streamtrain.ps.control import CHANNEL_OPTIONS
 from streamtrain.ps.node import Keeper, Node
 from streamtrain.ps.server import Server
 from streamtrain.ps.sessions import Limits
-from streamtrain.ps.shard import Shard
+from streamtrain.ps.shard import Pushed, Shard
 from streamtrain.ps.shards import Beginning, Shards
-from tests.ps.counting import DENSE, SPEC
+from tests.ps.counting import DENSE, SPEC, Log, plan_of
 
 COUNTING = Beginning(SPEC, np.zeros(DENSE, np.float32), np.zeros(2, np.float32), {})
 
@@ -61,6 +63,29 @@ def served(
             channel.close()
         for server in servers:
             server.stop()
+
+
+def learn(of: Served, log: Log, shards: Shards | None = None) -> list[Pushed]:
+    """A worker that learns a log of the counting model, one sample at a time, where the shards have not yet."""
+    shards = shards or of.shards()
+    client = shards.client("learner", shards.agree())
+    client.join()
+    cursor = Cursor()
+    cursor.rewind(log, shards.clocks())
+    done = []
+    while spans := cursor.next({p: len(samples) for p, samples in log.items()}, 1):
+        done += push(client, log, spans).wait()
+    client.close()
+    return done
+
+
+def push(client: Client, log: Log, spans: Sequence[Span]) -> Pushing:
+    """Has a client pull for some ranges of a log of the counting model, and push their gradients."""
+    plan = plan_of(log, spans, len(client._sessions))
+    gradients = -plan.counts(0).astype(np.float32)
+    client.pull(plan).wait()
+    dense, statistics = np.full(DENSE, -plan.samples, np.float32), np.full(2, plan.samples, np.float32)
+    return client.push(plan, gradients, dense, statistics, spans=spans, watermark=0)
 
 
 def beginning_of(model: Any, step: Any) -> Beginning:
