@@ -202,7 +202,8 @@ class Shard:
         """Applies a push and advances the clock, as one; or acknowledges or rejects it (see clock.py).
 
         Raises:
-            ShardBroken: an earlier push failed half-way, for lack of memory: only a restart from a checkpoint helps.
+            ShardBroken: this push, or one before, failed half-way for lack of memory: only a restart from a checkpoint
+                helps. Pulls and checkpoints raise it, too.
         """
         with self._lock:
             while self._gate.holds(push.spans):
@@ -216,6 +217,8 @@ class Shard:
                 stats = self._apply(push)
             except BaseException as exc:
                 self._broken = f"a push failed half-way: {type(exc).__name__}: {exc}"
+                if isinstance(exc, Exception):
+                    self._check(exc)
                 raise
             self._clock.advance(push.spans)
             self.totals.add(stats)
@@ -257,6 +260,7 @@ class Shard:
     def freeze(self, patience: float) -> dict[int, int]:
         """Holds pushes back until `cut`, for at most `patience` seconds, and says where the clock stands."""
         with self._lock:
+            self._check()
             clock = self._clock.read()
             self._gate.close(clock, time.monotonic() + patience)
             return clock
@@ -279,6 +283,7 @@ class Shard:
             try:
                 while _before(self._clock.read(), target) and time.monotonic() < deadline:
                     self._lock.wait(deadline - time.monotonic())
+                self._check()  # rows that are ahead of the clock would be so for good
                 mark()
                 clock = self._clock.read()
                 return clock, _same(clock, target)
@@ -286,9 +291,9 @@ class Shard:
                 self._gate.open()
                 self._lock.notify_all()
 
-    def _check(self) -> None:
+    def _check(self, cause: Exception | None = None) -> None:
         if self._broken:
-            raise ShardBroken(f"shard {self.index} must be restarted from a checkpoint: {self._broken}")
+            raise ShardBroken(f"shard {self.index} must be restarted from a checkpoint: {self._broken}") from cause
 
 
 def _before(clock: Clock, target: Clock) -> bool:

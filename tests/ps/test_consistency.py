@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamtrain.errors import ShardUnavailable
+from streamtrain.errors import ShardBroken, ShardUnavailable
 from streamtrain.ps.bulk import Bulk, average
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async, Bounded
@@ -295,7 +295,7 @@ def test_a_failed_round_fails_for_all(shard: Shard, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(shard, "_apply", fail)
     both = [bulk.push("a", push(0, 0, 4)), bulk.push("b", push(1, 0, 4))]
     for one in both:
-        with pytest.raises(MemoryError):
+        with pytest.raises(ShardBroken, match="MemoryError: no memory"):
             one.result(NOW)
 
 

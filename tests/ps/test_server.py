@@ -12,7 +12,7 @@ import pytest
 import streamtrain.ps.ps_pb2 as pb
 
 from streamtrain._core import shards_of
-from streamtrain.errors import ShardRefused
+from streamtrain.errors import ShardBroken, ShardRefused
 from streamtrain.ps import wire
 from streamtrain.ps.bulk import Bulk
 from streamtrain.ps.clock import Outcome
@@ -317,6 +317,64 @@ def test_nobody_waits_for_a_client_that_disappears(name: str, waits: bool) -> No
         assert victim.workers() == ["stays"]
         assert of.held[0].clock()[0] == 1
         stays.end()
+
+
+class Failing:
+    """A table that runs out of memory half-way."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def push(self, *update: Any) -> None:
+        self._table.push(*update)
+        raise MemoryError("no memory for a row")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+@pytest.mark.parametrize(
+    "consistency", [Async, lambda shard: Bulk(shard, 1, 10.0, time.monotonic)], ids=["async", "bulk"]
+)
+def test_a_push_that_fails_half_way_breaks_the_shard(consistency: Callable[[Shard], Consistency]) -> None:
+    with served(1, consistency) as of:
+        victim = Victim(of)
+        of.held[0].tables[0] = Failing(of.held[0].tables[0])  # type: ignore[call-overload]  # it need not be one
+        push = push_of([(0, 0, 1)], np.frombuffer(BULK, "u1"), rows=[1], samples=1)
+        for request in (push, push, pull_of([0])):
+            code, details = victim.raw().say(victim.join(), request).refusal()
+            assert code == grpc.StatusCode.DATA_LOSS
+            assert "shard 0 must be restarted from a checkpoint: a push failed half-way: MemoryError: no mem" in details
+        assert victim.counters()["failed_ShardBroken"] == 3
+        assert not of.held[0].clock()
+        with pytest.raises(ShardBroken, match="must be restarted"):
+            learn(of, LOG)
+
+
+def test_a_broken_shard_is_not_saved() -> None:
+    """Its rows are half a push ahead of its clock, and would be so for good."""
+    marked: list[bool] = []
+
+    class Keeper:
+        def restore(self, index: int, shards: int) -> None:
+            return None
+
+        def mark(self, shard: Shard, full: bool) -> Any:
+            marked.append(full)
+
+    with served(1, keepers=[Keeper()]) as of:
+        victim = Victim(of)
+        of.held[0].tables[0] = Failing(of.held[0].tables[0])  # type: ignore[call-overload]  # as above
+        with pytest.raises(ShardBroken):
+            learn(of, LOG)
+        control = victim.shards.controls[0]
+        for step in (control.freeze, lambda: control.cut(0, {}, True)):
+            with pytest.raises(ShardBroken, match="must be restarted"):
+                step()
+        assert not marked
 
 
 # --- token ---
