@@ -16,7 +16,8 @@ import numpy as np
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Bounded
-from streamtrain.ps.shard import Initial, Push, Run, Shard
+from streamtrain.ps.push import Push
+from streamtrain.ps.shard import Initial, Run, Shard
 
 WORKERS = 4
 STALENESS = (0, 1, 2, 4, 8, 16)

@@ -18,8 +18,9 @@ from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps.client import Client, stats_of
 from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Async
+from streamtrain.ps.push import PushStats
 from streamtrain.ps.session import LocalSession
-from streamtrain.ps.shard import Initial, PushStats, Run, Shard
+from streamtrain.ps.shard import Initial, Run, Shard
 from streamtrain.train.progressive import Metrics, ProgressiveValidation
 from streamtrain.train.step import Step
 

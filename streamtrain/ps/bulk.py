@@ -7,7 +7,8 @@ import numpy as np
 from streamtrain._core import merge_rows
 from streamtrain.ps.clock import Outcome, Span, VectorClock
 from streamtrain.ps.consistency import Done, Pending
-from streamtrain.ps.shard import Push, Pushed, RowUpdate, Shard
+from streamtrain.ps.push import Push, Pushed, RowUpdate
+from streamtrain.ps.shard import Shard
 from streamtrain.ps.workers import Together
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from streamtrain._core import Plan
 from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.push import Floats, Push, Pushed, PushStats, RowUpdate
 from streamtrain.ps.session import Pending, Session
-from streamtrain.ps.shard import Floats, Push, Pushed, PushStats, RowUpdate
 
 _GRADIENT_LIMIT = 2.0**56  # as in the core's optimizer.h
 

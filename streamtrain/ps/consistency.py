@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from streamtrain.ps.clock import Outcome
-from streamtrain.ps.shard import Push, Pushed, Shard
+from streamtrain.ps.push import Push, Pushed
+from streamtrain.ps.shard import Shard
 from streamtrain.ps.workers import Together
 
 

@@ -18,8 +18,8 @@ from streamtrain.errors import ShardError, ShardUnavailable
 from streamtrain.model.features import RowType
 from streamtrain.ps import wire
 from streamtrain.ps.control import Metadata, RemoteControl, Retry, patiently, translated
+from streamtrain.ps.push import Push, Pushed
 from streamtrain.ps.session import Into
-from streamtrain.ps.shard import Push, Pushed
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,9 @@ from streamtrain.model.spec import Spec
 from streamtrain.ps import wire
 from streamtrain.ps.consistency import Consistency
 from streamtrain.ps.node import Node
+from streamtrain.ps.push import Floats, Pushed
 from streamtrain.ps.sessions import Limits, OpenSession, Sessions
-from streamtrain.ps.shard import Floats, Initial, Pushed, Run, Shard
+from streamtrain.ps.shard import Initial, Run, Shard
 from streamtrain.ps.status import status_of
 
 _REFUSALS = {
@@ -94,8 +95,9 @@ class Servicer:
     def _answers(self, data: bytes, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
         request, bulk = wire.unframe(pb.Request, data)
         given = {field.name for field, _ in request.ListFields()} - {"padding", "bulk"}
+        this = " and ".join(sorted(given)) or "nothing"
         if (given == {"join"}) == bool(session.worker):
-            raise ShardRefused(f"a session begins with join, and has no other; this is {sorted(given) or 'nothing'}")
+            raise ShardRefused(f"a session begins with join, and has no other; this is {this}")
         if given == {"join"}:
             yield self._join(request.join, session, shard, c)
         elif given == {"park"}:
@@ -104,19 +106,17 @@ class Servicer:
         elif given == {"beat"}:
             c.beat(session.worker)
         elif given and given <= {"pull", "push"}:
-            yield from self._exchange(request, wire.Bulk(bulk, session.dtype), session, shard, c)
+            yield from self._exchange(request, bulk, session, shard, c)
         else:
-            raise ShardRefused(f"a request is a push, a pull or both, or one other thing; this is {sorted(given)}")
+            raise ShardRefused(f"a request is a push, a pull or both, or one other thing; this is {this}")
 
     def _exchange(
-        self, request: Any, arrays: wire.Bulk, session: OpenSession, shard: Shard, c: Consistency
+        self, request: Any, bulk: memoryview, session: OpenSession, shard: Shard, c: Consistency
     ) -> Iterator[bytes]:
         """Takes a push, then a pull."""
         self._check_count(sum(request.pull.rows) + sum(request.push.rows))
         sizes = wire.Sizes(shard.spec.dims, len(shard.dense), len(shard.statistics))
-        pull = wire.take_pull(request.pull, arrays, len(shard.tables)) if request.HasField("pull") else None
-        push = wire.take_push(request.push, arrays, sizes) if request.HasField("push") else None
-        arrays.end()
+        push, pull = wire.decode_request(request, bulk, sizes, session.dtype)
         pushed: Pushed | None = None
         if pull is not None:
             _check_owner(pull.keys, shard)

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.ps.consistency import Consistency
-from streamtrain.ps.shard import Floats, Push, Pushed, Shard
+from streamtrain.ps.push import Floats, Push, Pushed
+from streamtrain.ps.shard import Shard
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")

@@ -17,9 +17,10 @@ from streamtrain.ps.client import Client
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.control import Metadata, RemoteControl, Retry
 from streamtrain.ps.node import CutAt, Frozen, Node
+from streamtrain.ps.push import Floats
 from streamtrain.ps.remote import Introduction, RemoteSession
 from streamtrain.ps.session import LocalSession, Session
-from streamtrain.ps.shard import Floats, Initial, Run
+from streamtrain.ps.shard import Initial, Run
 from streamtrain.ps.status import status_of
 
 logger = logging.getLogger(__name__)

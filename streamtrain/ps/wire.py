@@ -16,7 +16,7 @@ from streamtrain._core import narrow, widen
 from streamtrain.errors import ShardRefused
 from streamtrain.model.features import RowType
 from streamtrain.ps.clock import Clock, Outcome, Span
-from streamtrain.ps.shard import Floats, Push, Pushed, PushStats, RowUpdate
+from streamtrain.ps.push import Floats, Push, Pushed, PushStats, RowUpdate
 
 Array = NDArray[Any]
 M = TypeVar("M", bound=Message)
@@ -192,14 +192,21 @@ def encode_request(push: Push | None, pull: Pull | None, dtype: RowType) -> byte
     return frame(request, arrays)
 
 
-def take_pull(pull: Any, arrays: Bulk, tables: int) -> Pull:
-    """The pull of a request."""
+def decode_request(request: Any, bulk: memoryview, sizes: Sizes, dtype: RowType) -> tuple[Push | None, Pull | None]:
+    """The push and the pull of a request to a shard of some sizes, as far as there are."""
+    arrays = Bulk(bulk, dtype)
+    pull = _take_pull(request.pull, arrays, len(sizes.dims)) if request.HasField("pull") else None
+    push = _take_push(request.push, arrays, sizes) if request.HasField("push") else None
+    arrays.end()
+    return push, pull
+
+
+def _take_pull(pull: Any, arrays: Bulk, tables: int) -> Pull:
     _check_tables(pull.rows, tables)
     return Pull([arrays.take("<u8", count) for count in pull.rows], pull.ahead)
 
 
-def take_push(push: Any, arrays: Bulk, sizes: Sizes) -> Push:
-    """The push of a request to a shard of some sizes."""
+def _take_push(push: Any, arrays: Bulk, sizes: Sizes) -> Push:
     dims, dense, statistics = sizes
     _check_tables(push.rows, len(dims))
     columns = [(arrays.take("<u8", n), arrays.take("<u4", n), arrays.take("<u4", n)) for n in push.rows]

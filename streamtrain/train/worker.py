@@ -21,7 +21,7 @@ from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.ps.client import Client, Heartbeat, Pulled, Pushing, rejected, stats_of
 from streamtrain.ps.clock import Cursor, Span, latest
-from streamtrain.ps.shard import Floats, PushStats
+from streamtrain.ps.push import Floats, PushStats
 from streamtrain.train.step import Step, StepResult
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from streamtrain.cluster.keeper import CheckpointKeeper
 from streamtrain.ps.clock import Clock, Outcome, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.node import Node
-from streamtrain.ps.shard import Push, Pushed, Shard
+from streamtrain.ps.push import Push, Pushed
+from streamtrain.ps.shard import Shard
 from streamtrain.ps.shards import Beginning, Control, LocalControl, Shards
 from streamtrain.store.epochs import Epochs
 from tests.ps.counting import Log, assert_exact, pushes

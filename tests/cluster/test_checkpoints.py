@@ -11,7 +11,8 @@ import numpy as np
 from streamtrain.cluster.checkpoints import Checkpointer
 from streamtrain.cluster.keeper import CheckpointKeeper
 from streamtrain.ps.clock import Outcome, Span
-from streamtrain.ps.shard import Push, RowUpdate, Shard
+from streamtrain.ps.push import Push, RowUpdate
+from streamtrain.ps.shard import Shard
 from streamtrain.ps.shards import Control
 from streamtrain.store.checkpoint import CheckpointReader
 from streamtrain.store.epochs import Epochs

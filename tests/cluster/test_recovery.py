@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
 from streamtrain.ps.clock import Cursor, Outcome
-from streamtrain.ps.shard import Push
+from streamtrain.ps.push import Push
 from tests.checkpoints import content_of, set_content
 from tests.cluster.saved import Cluster
 from tests.ps.counting import assert_exact, pushes

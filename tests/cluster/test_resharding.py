@@ -20,7 +20,7 @@ from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.node import Node
-from streamtrain.ps.shard import Push, RowUpdate
+from streamtrain.ps.push import Push, RowUpdate
 from streamtrain.ps.shards import Beginning, LocalControl, Shards
 from streamtrain.store.epochs import Epochs
 from tests.cluster.saved import Cluster, assert_each_exact, contents, dense, some_log

@@ -11,7 +11,8 @@ import numpy as np
 from streamtrain._core import Planner, hash_bytes, shards_of
 from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps.clock import Span
-from streamtrain.ps.shard import Initial, Push, RowUpdate, Run, Shard
+from streamtrain.ps.push import Push, RowUpdate
+from streamtrain.ps.shard import Initial, Run, Shard
 
 DENSE = 5
 SPEC = Spec(

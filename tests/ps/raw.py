@@ -50,6 +50,12 @@ class Raw:
         """The next answer and its bulk."""
         return wire.unframe(pb.Answer, next(self._call))
 
+    def hear_what(self) -> str:
+        """What the next answer is."""
+        return " and ".join(
+            field.name for field, _ in self.hear()[0].ListFields() if field.name not in ("padding", "bulk")
+        )
+
     def refusal(self) -> tuple[grpc.StatusCode, str]:
         """The status with which the server ends the session; answers before it are skipped."""
         with pytest.raises(grpc.RpcError) as caught:

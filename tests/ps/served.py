@@ -14,9 +14,10 @@ from streamtrain.ps.clock import Cursor, Span
 from streamtrain.ps.consistency import Async, Consistency
 from streamtrain.ps.control import CHANNEL_OPTIONS
 from streamtrain.ps.node import Keeper, Node
+from streamtrain.ps.push import Pushed
 from streamtrain.ps.server import Server
 from streamtrain.ps.sessions import Limits
-from streamtrain.ps.shard import Pushed, Shard
+from streamtrain.ps.shard import Shard
 from streamtrain.ps.shards import Beginning, Shards
 from tests.ps.counting import DENSE, SPEC, Log, plan_of
 

@@ -14,7 +14,8 @@ from streamtrain.errors import ShardBroken, ShardUnavailable
 from streamtrain.ps.bulk import Bulk, average
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async, Bounded
-from streamtrain.ps.shard import Push, RowUpdate, Shard
+from streamtrain.ps.push import Push, RowUpdate
+from streamtrain.ps.shard import Shard
 from tests.ps.counting import assert_exact, new_shard, pushes
 
 NOW = 0.0  # seconds for which a call of a test waits

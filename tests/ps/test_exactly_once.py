@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from streamtrain._core import Rows
 from streamtrain.ps.clock import Cursor, Outcome, Span
-from streamtrain.ps.shard import Push, Shard
+from streamtrain.ps.push import Push
+from streamtrain.ps.shard import Shard
 from tests.ps.counting import assert_exact, new_shard, pushes
 
 PARTITIONS = 3

@@ -54,7 +54,7 @@ class Victim:
     def joined(self, channel: Any = None, **changed: Any) -> Raw:
         """A session that has joined."""
         raw = self.raw(channel).say(self.join(**changed))
-        assert raw.hear()[0].WhichOneof("what") == "joined"
+        assert raw.hear_what() == "joined"
         return raw
 
     def join(self, **changed: Any) -> bytes:
@@ -304,16 +304,16 @@ def test_nobody_waits_for_a_client_that_disappears(name: str, waits: bool) -> No
             third = victim.joined(worker="third")
             gone.say(push_of([(1, 0, 1)], rows=[0]), pull_of([0]))
         stays.say(push_of([(0, 0, 1)], rows=[0]), pull_of([0]))
-        heard = stays.hear()[0].WhichOneof("what")
+        heard = stays.hear_what()
         while heard == "pushed":
-            heard = stays.hear()[0].WhichOneof("what")
+            heard = stays.hear_what()
         assert heard == "waiting"
         channel.close()
         if waits:
             until(lambda: victim.workers() == ["stays", "third"])
             third.vanish()
         while heard != "pulled":
-            heard = stays.hear()[0].WhichOneof("what")
+            heard = stays.hear_what()
         assert victim.workers() == ["stays"]
         assert of.held[0].clock()[0] == 1
         stays.end()

@@ -16,7 +16,7 @@ from streamtrain.errors import ShardRefused
 from streamtrain.model.features import RowType
 from streamtrain.ps import wire
 from streamtrain.ps.clock import Outcome, Span
-from streamtrain.ps.shard import Push, Pushed, PushStats, RowUpdate
+from streamtrain.ps.push import Push, Pushed, PushStats, RowUpdate
 
 DTYPES: list[RowType] = ["float32", "float16", "bfloat16"]
 ERRORS = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -122,17 +122,36 @@ def test_bulk_of_any_length(size: int) -> None:
 def test_pull(rows: list[int], ahead: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     keys = [rng.integers(0, 2**64, n, np.uint64) for n in rows]
-    request, bulk = wire.unframe(pb.Request, wire.encode_pull(keys, ahead))
-    decoded = wire.decode_pull(request.pull, bulk, len(rows))
-    assert [one.tolist() for one in decoded] == [one.tolist() for one in keys]
-    assert request.pull.ahead == ahead
+    data = wire.encode_request(None, wire.Pull(keys, ahead), "float16")
+    push, decoded = wire.decode_request(*wire.unframe(pb.Request, data), wire.Sizes([1] * len(rows), 0, 0), "float16")
+    assert push is None
+    assert decoded is not None
+    assert [one.tolist() for one in decoded.keys] == [one.tolist() for one in keys]
+    assert decoded.ahead == ahead
 
 
 @given(st.builds(some_push, counts, dims, spans, st.integers(0, 2**32 - 1), seeds), st.sampled_from(DTYPES))
 def test_push(push: Push, dtype: RowType) -> None:
     """Everything exact but floats: float32 exact, float16 within 2^-11 and bfloat16 within 2^-8 of normal values."""
-    request, bulk = wire.unframe(pb.Request, wire.encode_push(push, dtype))
-    decoded = wire.decode_push(request.push, bulk, sizes_of(push), dtype)
+    data = wire.encode_request(push, None, dtype)
+    decoded, pull = wire.decode_request(*wire.unframe(pb.Request, data), sizes_of(push), dtype)
+    assert pull is None
+    assert_equal(decoded, push, dtype)
+
+
+@given(st.builds(some_push, counts, dims, spans, st.integers(0, 9), seeds), st.sampled_from(DTYPES), seeds)
+def test_push_and_pull_together(push: Push, dtype: RowType, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    keys = [rng.integers(0, 2**64, n, np.uint64) for n in rng.integers(0, 9, len(push.updates))]
+    data = wire.encode_request(push, wire.Pull(keys, 1), dtype)
+    decoded, pull = wire.decode_request(*wire.unframe(pb.Request, data), sizes_of(push), dtype)
+    assert_equal(decoded, push, dtype)
+    assert pull is not None
+    assert [one.tolist() for one in pull.keys] == [one.tolist() for one in keys]
+
+
+def assert_equal(decoded: Push | None, push: Push, dtype: RowType) -> None:
+    assert decoded is not None
     assert (decoded.spans, decoded.samples, decoded.watermark) == (push.spans, push.samples, push.watermark)
     for theirs, mine in zip(decoded.updates, push.updates, strict=True):
         for a, b in ((theirs.keys, mine.keys), (theirs.counts, mine.counts), (theirs.times, mine.times)):
@@ -151,8 +170,9 @@ def test_pulled(rows: list[int], dim: int, seed: int, dtype: RowType) -> None:
     """Rows and both slices, within the errors of `test_push`."""
     rng = np.random.default_rng(seed)
     sent = [*(normal(rng, n, dim + t) for t, n in enumerate(rows)), normal(rng, 5), normal(rng, 0)]
-    answer, bulk = wire.unframe(pb.Answer, wire.encode_pulled(sent[:-2], sent[-2], sent[-1], dtype))
-    assert answer.WhichOneof("what") == "pulled"
+    answer, bulk = wire.unframe(pb.Answer, wire.encode_answer(None, sent, dtype))
+    assert answer.HasField("pulled")
+    assert not answer.HasField("pushed")
     floats = wire.Bulk(bulk, dtype)
     for one in sent:
         out = np.empty(one.shape, np.float32)
@@ -165,7 +185,7 @@ def test_pulled(rows: list[int], dim: int, seed: int, dtype: RowType) -> None:
 def test_pushed(outcome: Outcome, clock: dict[int, int], seed: int) -> None:
     stats = PushStats(*np.random.default_rng(seed).integers(0, 2**62, 6).tolist())
     pushed = Pushed(outcome, clock, stats)
-    answer, _ = wire.unframe(pb.Answer, wire.encode_pushed(pushed))
+    answer, _ = wire.unframe(pb.Answer, wire.encode_answer(pushed, None, "float32"))
     assert wire.decode_pushed(answer.pushed) == pushed
 
 
@@ -173,7 +193,7 @@ def test_pushed(outcome: Outcome, clock: dict[int, int], seed: int) -> None:
 def test_what_is_not_finite_stays_so(dtype: RowType) -> None:
     """The receiver counts it; 16 bits must not make a number of it, nor infinity of a large number."""
     sent = np.array([np.nan, np.inf, -np.inf, 3e38], np.float32)
-    _, bulk = wire.unframe(pb.Answer, wire.encode_pulled([], sent, sent[:0], dtype))
+    _, bulk = wire.unframe(pb.Answer, wire.encode_answer(None, [sent], dtype))
     received = wire.Bulk(bulk, dtype).floats(4)
     assert np.isnan(received[0])
     assert received[1:3].tolist() == [np.inf, -np.inf]
@@ -184,16 +204,19 @@ def test_what_is_not_finite_stays_so(dtype: RowType) -> None:
 
 DAMAGED_PUSH = some_push([2, 1], 2, [Span(0, 3, 5), Span(1, 300, 1000)], 4, 1)
 REQUESTS: dict[str, bytes] = {
-    "pull": wire.encode_pull([update.keys for update in DAMAGED_PUSH.updates], 1),
-    "push": wire.encode_push(DAMAGED_PUSH, "float32"),
-    "push in 16 bits": wire.encode_push(DAMAGED_PUSH, "float16"),
+    "pull": wire.encode_request(None, wire.Pull([update.keys for update in DAMAGED_PUSH.updates], 1), "float32"),
+    "push": wire.encode_request(DAMAGED_PUSH, None, "float32"),
+    "push in 16 bits": wire.encode_request(DAMAGED_PUSH, None, "float16"),
+    "both": wire.encode_request(DAMAGED_PUSH, wire.Pull([one.keys for one in DAMAGED_PUSH.updates], 0), "bfloat16"),
     "join": wire.frame(
         pb.Request(join=pb.Join(worker="wörker", run="run", identity="0123", shard=1, shards=2, progress=300)), []
     ),
 }
 ANSWERS: dict[str, bytes] = {
-    "pulled": wire.encode_pulled([np.ones((2, 3), np.float32)], np.ones(2, np.float32), np.ones(1, "f4"), "float32"),
-    "pushed": wire.encode_pushed(Pushed(Outcome.REJECTED, {0: 300, 7: 2**40}, PushStats(1, 2, 3, 4, 5, 6))),
+    "pulled": wire.encode_answer(None, [np.ones((2, 3), np.float32), np.ones(3, np.float32)], "float32"),
+    "pushed": wire.encode_answer(
+        Pushed(Outcome.REJECTED, {0: 300, 7: 2**40}, PushStats(1, 2, 3, 4, 5, 6)), None, "float32"
+    ),
     "joined": wire.frame(pb.Answer(joined=pb.Joined(progress=300)), []),
 }
 REQUESTS |= {
@@ -214,22 +237,26 @@ def read_request(data: bytes) -> None:
     """Reads a request as a server does, and checks that it comes out well-formed, and as protobuf reads it."""
     request, bulk = wire.unframe(pb.Request, data)
     assert bulk == pb.Request.FromString(data).bulk
-    what = request.WhichOneof("what")
-    if what == "pull":
-        keys = wire.decode_pull(request.pull, bulk, 2)
-        assert sum(map(len, keys)) * 8 == len(bulk)
-    elif what == "push":
-        for dtype in DTYPES:
-            assert_well_formed(request.push, bulk, dtype)
-    elif what == "join":
+    if request.HasField("join"):
         wire.dtype_of(request.join.dtype)
+    refused = sum(not is_well_formed(request, bulk, dtype) for dtype in DTYPES)
+    if refused == len(DTYPES):
+        raise ShardRefused("in every dtype")
 
 
-def assert_well_formed(message: Any, bulk: memoryview, dtype: RowType) -> None:
+def is_well_formed(request: Any, bulk: memoryview, dtype: RowType) -> bool:
     try:
-        push = wire.decode_push(message, bulk, sizes_of(DAMAGED_PUSH), dtype)
+        push, pull = wire.decode_request(request, bulk, sizes_of(DAMAGED_PUSH), dtype)
     except ShardRefused:
-        return
+        return False
+    if pull is not None and push is None:
+        assert sum(map(len, pull.keys)) * 8 == len(bulk)
+    if push is not None:
+        assert_well_formed(push)
+    return True
+
+
+def assert_well_formed(push: Push) -> None:
     assert len({span.partition for span in push.spans}) == len(push.spans)
     assert all(span.start <= span.end for span in push.spans)
     for (keys, gradients, seen, times), dim in zip(push.updates, sizes_of(DAMAGED_PUSH).dims, strict=True):
@@ -240,10 +267,9 @@ def assert_well_formed(message: Any, bulk: memoryview, dtype: RowType) -> None:
 def read_answer(data: bytes) -> None:
     """Reads an answer as a client does."""
     answer, bulk = wire.unframe(pb.Answer, data)
-    what = answer.WhichOneof("what")
-    if what == "pushed":
+    if answer.HasField("pushed"):
         wire.decode_pushed(answer.pushed)
-    elif what == "pulled":
+    if answer.HasField("pulled"):
         floats = wire.Bulk(bulk, "float32")
         floats.floats_into(np.empty((3, 3), np.float32))
         floats.end()
@@ -305,7 +331,9 @@ def test_any_bytes_are_refused_or_well_formed(data: bytes) -> None:
 )
 def test_a_refused_pull_says_what_is_wrong(rows: list[int], message: str) -> None:
     with pytest.raises(ShardRefused, match=f"^{message}$"):
-        wire.decode_pull(pb.Pull(rows=rows), memoryview(bytes(8)), 2)
+        wire.decode_request(
+            pb.Request(pull=pb.Pull(rows=rows)), memoryview(bytes(8)), wire.Sizes([1, 1], 0, 0), "float32"
+        )
 
 
 @pytest.mark.parametrize(
@@ -317,9 +345,9 @@ def test_a_refused_pull_says_what_is_wrong(rows: list[int], message: str) -> Non
 )
 def test_a_refused_push_says_what_is_wrong(given: list[tuple[int, int, int]], message: str) -> None:
     push = some_push([1], 1, list(itertools.starmap(Span, given)), 1, 0)
-    request, bulk = wire.unframe(pb.Request, wire.encode_push(push, "float32"))
+    request, bulk = wire.unframe(pb.Request, wire.encode_request(push, None, "float32"))
     with pytest.raises(ShardRefused, match=f"^{message}$"):
-        wire.decode_push(request.push, bulk, sizes_of(push), "float32")
+        wire.decode_request(request, bulk, sizes_of(push), "float32")
 
 
 def test_a_dtype_that_is_not_known_is_refused() -> None:
