@@ -52,7 +52,7 @@ def load_settings(
     Args:
         file: TOML; None: ./streamtrain.toml if there is one.
         environment: variables, of which those named like STREAMTRAIN_PS__ADDRESSES count; None: none.
-        overrides: values of the command line by dotted key, such as {"ps.threads": 4}; None leaves a key alone.
+        overrides: values of the command line by dotted key, such as {"ps.sessions": 4}; None leaves a key alone.
 
     Raises:
         ConfigError: the file cannot be read or is no TOML; a key is unknown, a value is of a wrong type or wrong, or

@@ -97,7 +97,7 @@ class PsSettings(_Group):
         max_keys: of one request, summed over tables.
         wire_dtype: of rows and gradients on their way.
         timeout: deadline of a call, in seconds.
-        threads: of a shard, that serve calls.
+        sessions: of workers with one shard, open at once; each holds a thread.
     """
 
     addresses: Addresses = ()
@@ -106,7 +106,7 @@ class PsSettings(_Group):
     max_keys: Annotated[Count, Field(ge=1)] = 4_000_000
     wire_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     timeout: Seconds = 10.0
-    threads: Annotated[Count, Field(ge=1, le=1024)] = 8
+    sessions: Annotated[Count, Field(ge=1, le=4096)] = 256
 
 
 class ConsistencySettings(_Group):

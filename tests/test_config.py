@@ -27,7 +27,7 @@ max_message_bytes = 65536
 max_keys = 1
 wire_dtype = "bfloat16"
 timeout = 2.5
-threads = 2
+sessions = 2
 [consistency]
 mode = "bounded"
 staleness = 0
@@ -75,10 +75,10 @@ def test_a_file_with_everything() -> None:
 
 
 def test_a_later_source_wins() -> None:
-    file = write('model = "file"\n[ps]\nthreads = 1\nmax_keys = 1\n', "other.toml")
-    environment = {"STREAMTRAIN_PS__THREADS": "2", "STREAMTRAIN_PS__MAX_KEYS": "2", "STREAMTRAIN_MODEL": "environment"}
-    made = load_settings(file, environment, {"ps.threads": 3, "model": None})
-    assert (made.ps.threads, made.ps.max_keys, made.model) == (3, 2, "environment")
+    file = write('model = "file"\n[ps]\nsessions = 1\nmax_keys = 1\n', "other.toml")
+    environment = {"STREAMTRAIN_PS__SESSIONS": "2", "STREAMTRAIN_PS__MAX_KEYS": "2", "STREAMTRAIN_MODEL": "environment"}
+    made = load_settings(file, environment, {"ps.sessions": 3, "model": None})
+    assert (made.ps.sessions, made.ps.max_keys, made.model) == (3, 2, "environment")
 
 
 def test_the_environment_writes_everything_as_text() -> None:
@@ -101,10 +101,10 @@ def test_the_environment_writes_everything_as_text() -> None:
 
 
 WRONG: list[tuple[str, str]] = [
-    ("[ps]\nthreads = 0", "ps.threads in streamtrain.toml must be greater than or equal to 1, not 0"),
-    ("[ps]\nthreads = '8'", "ps.threads in streamtrain.toml must be an integer, not '8'"),
-    ("[ps]\nthreads = true", "ps.threads in streamtrain.toml must be an integer, not True"),
-    ("[ps]\nthreads = 8.0", "ps.threads in streamtrain.toml must be an integer, not 8.0"),
+    ("[ps]\nsessions = 0", "ps.sessions in streamtrain.toml must be greater than or equal to 1, not 0"),
+    ("[ps]\nsessions = '8'", "ps.sessions in streamtrain.toml must be an integer, not '8'"),
+    ("[ps]\nsessions = true", "ps.sessions in streamtrain.toml must be an integer, not True"),
+    ("[ps]\nsessions = 8.0", "ps.sessions in streamtrain.toml must be an integer, not 8.0"),
     ("[ps]\nmax_message_bytes = 2147483648", "less than or equal to 2147483647, not 2147483648"),
     ("[ps]\naddresses = []", "ps.addresses in streamtrain.toml must be a list of addresses"),
     ("[ps]\naddresses = ['a:1', 2]", 'ps.addresses in streamtrain.toml must be "host:port"'),
@@ -119,7 +119,7 @@ WRONG: list[tuple[str, str]] = [
     ('[ps]\n"a\\nb" = 1', "ps.a b in streamtrain.toml is no setting; known are checkpoint.every"),
     ("[ps.addresses]\na = 1", "ps.addresses in streamtrain.toml must be a list of addresses"),
     ("ps = 1", "ps in streamtrain.toml must be a table, [ps], not 1"),
-    ("[[ps]]\nthreads = 1", "ps in streamtrain.toml must be a table"),
+    ("[[ps]]\nsessions = 1", "ps in streamtrain.toml must be a table"),
     ("modle = 'x'", "modle in streamtrain.toml is no setting; did you mean model?"),
     ("model = ''", "model in streamtrain.toml must be non-empty text, not ''"),
     ("[consistency]\nmode = 'bounded'", "consistency.mode in streamtrain.toml is 'bounded', which needs"),
@@ -156,9 +156,9 @@ def test_files_that_cannot_be_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("PS__THREADS", "many", "STREAMTRAIN_PS__THREADS in the environment must be an integer, not 'many'"),
-        ("PS__THREADS", "9999", "must be less than or equal to 1024, not '9999'"),
-        ("PS_THREADS", "1", "STREAMTRAIN_PS_THREADS in the environment is no setting; did you mean ps.threads?"),
+        ("PS__SESSIONS", "many", "STREAMTRAIN_PS__SESSIONS in the environment must be an integer, not 'many'"),
+        ("PS__SESSIONS", "9999", "must be less than or equal to 1024, not '9999'"),
+        ("PS_SESSIONS", "1", "STREAMTRAIN_PS_SESSIONS in the environment is no setting; did you mean ps.sessions?"),
         ("PS", "1", "STREAMTRAIN_PS in the environment is no setting"),
         ("SECURITY__INSECURE", "yes", "must be true or false, not 'yes'"),
         ("SECURITY__CA", "", "must be non-empty text"),
@@ -172,16 +172,16 @@ def test_what_is_wrong_in_the_environment(name: str, value: str, message: str) -
 
 
 def test_what_is_wrong_on_the_command_line() -> None:
-    with pytest.raises(ConfigError, match=r"^ps\.threads on the command line must be an integer, not 'x'$"):
-        load_settings(overrides={"ps.threads": "x"})
+    with pytest.raises(ConfigError, match=r"^ps\.sessions on the command line must be an integer, not 'x'$"):
+        load_settings(overrides={"ps.sessions": "x"})
     with pytest.raises(ConfigError, match=r"^ps\.thread on the command line is no setting"):
         load_settings(overrides={"ps.thread": 1})
 
 
 def test_a_wrong_value_is_told_even_where_a_later_source_mends_it() -> None:
-    write("[ps]\nthreads = 0")
-    with pytest.raises(ConfigError, match=r"ps\.threads in streamtrain\.toml"):
-        load_settings(overrides={"ps.threads": 1})
+    write("[ps]\nsessions = 0")
+    with pytest.raises(ConfigError, match=r"ps\.sessions in streamtrain\.toml"):
+        load_settings(overrides={"ps.sessions": 1})
 
 
 def test_secrets_do_not_show() -> None:
@@ -198,7 +198,7 @@ def test_secrets_do_not_show() -> None:
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
-        Settings().ps.threads = 3
+        Settings().ps.sessions = 3
 
 
 VALUES = st.text(max_size=9) | st.integers() | st.floats() | st.booleans() | st.none() | st.lists(st.text(max_size=9))

@@ -58,7 +58,7 @@ class PsProcess:
         self._epochs = Epochs(settings.checkpoint.url) if settings.checkpoint.url else None
         keeper = CheckpointKeeper(self._epochs) if self._epochs else None
         self.node = Node(index, len(addresses), strategy(settings.consistency, workers), keeper)
-        limits = Limits(message_bytes=settings.ps.max_message_bytes, keys=settings.ps.max_keys)
+        limits = Limits(settings.ps.max_message_bytes, settings.ps.max_keys, settings.ps.sessions)
         guards = (authenticate(security.token, lambda: self.node.count("refused_token")),) if security.token else ()
         self.server = Server(self.node, limits, guards)
         self.address = settings.ps.listen or addresses[index]
