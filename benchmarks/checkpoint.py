@@ -1,0 +1,276 @@
+"""Checkpoints of a cluster: how fast they are restored, and for how long their cuts hold pushes back.
+
+    python benchmarks/checkpoint.py restore [--rows 10000000]
+    python benchmarks/checkpoint.py pause [--rows 5000000] [--seconds 30]
+
+restore: two shards with Adagrad state are written, and read into three, one after another, which must have the very
+same rows. Beside it, in the same run, stand the limits of any way to do so: pyarrow reading the same files, the same
+bytes going through SHA-256, and `Table.load` of arrays that are in memory already.
+
+pause: two workers push batches of 8,000 rows to two shards as fast as they can, while a checkpoint is taken every
+second; how long cuts hold pushes back, and how long a push takes without, with full checkpoints and with deltas.
+
+Rows have 16 floats. Prints a line of JSON.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from streamtrain._core import shards_of
+from streamtrain.cluster.checkpoints import Checkpointer
+from streamtrain.cluster.keeper import CheckpointKeeper
+from streamtrain.model.spec import Spec
+from streamtrain.ps.clock import Span
+from streamtrain.ps.consistency import Async
+from streamtrain.ps.node import Node
+from streamtrain.ps.shard import Push, RowUpdate, Shard
+from streamtrain.ps.shards import Beginning, LocalControl, Shards
+from streamtrain.store.epochs import Epochs
+
+DIM = 16
+BATCH_ROWS = 8_000
+PART = 1 << 18
+TABLE = {"name": "item", "dim": DIM, "optimizer": "adagrad", "rate": 0.1, "seed": 1, "expire_after": 0}
+SPEC = Spec("bench", 1, "mean", (TABLE,), ((1_000,),), (), {"optimizer": "adagrad", "rate": 0.1})
+
+Columns = tuple[NDArray[Any], ...]
+
+
+class Cluster:
+    """Shards of this process, which are restored from the newest epoch of a place or begin empty."""
+
+    def __init__(self, place: Path, count: int) -> None:
+        self.nodes = [Node(i, count, Async, CheckpointKeeper(Epochs(place))) for i in range(count)]
+        for node in self.nodes:
+            node.restore()
+        none = np.zeros(0, np.float32)
+        Shards(self.nodes, Beginning(SPEC, np.zeros(SPEC.dense_size, np.float32), none, {})).agree()
+        controls = [LocalControl(node) for node in self.nodes]
+        self.checkpointer = Checkpointer(controls, Epochs(place), keep=1, full_every=1_000_000)
+
+    @property
+    def shards(self) -> list[Shard]:
+        """All of them."""
+        return [node.shard for node in self.nodes]
+
+
+def rows_of(seed: int, n: int) -> Columns:
+    """Random keys, embeddings, state, counts and times."""
+    rng = np.random.default_rng(seed)
+    return (
+        rng.integers(0, 2**64, n, dtype=np.uint64),
+        rng.normal(size=(n, DIM)).astype(np.float32),
+        rng.random((n, DIM), np.float32),
+        rng.integers(1, 1_000, n, dtype=np.uint32),
+        rng.integers(0, 2**31, n, dtype=np.uint32),
+    )
+
+
+def fill(shards: list[Shard], rows: int) -> None:
+    """Loads so many rows into all shards together."""
+    for seed, at in enumerate(range(0, rows, PART)):
+        columns = rows_of(seed, min(PART, rows - at))
+        owners = shards_of(columns[0], len(shards))
+        for shard in shards:
+            shard.tables[0].load(*(column[owners == shard.index] for column in columns))
+
+
+def digest(shards: list[Shard]) -> tuple[int, str]:
+    """How many rows there are, and a checksum of all of them that does not depend on their order."""
+    total, rows = np.zeros(3, np.uint64), 0
+    for shard in shards:
+        cursor: int | None = 0
+        while cursor is not None:
+            cursor, part = shard.tables[0].scan(cursor, PART)
+            whole = np.concatenate(
+                [
+                    part.embeddings.view(np.uint32),
+                    part.state.view(np.uint32),
+                    part.counts[:, None],
+                    part.last_seen[:, None],
+                ],
+                axis=1,
+            ).astype(np.uint64)
+            mixed = part.keys.copy()
+            for column in whole.T:
+                mixed = (mixed ^ column) * np.uint64(0x9E3779B97F4A7C15)
+                mixed ^= mixed >> np.uint64(29)
+            total += [mixed.sum(), (mixed * part.keys).sum(), part.keys.sum()]
+            rows += len(part)
+    return rows, total.tobytes().hex()
+
+
+def restore(args: argparse.Namespace, place: Path) -> dict[str, Any]:
+    """Writes two shards, reads three."""
+    cluster = Cluster(place, 2)
+    fill(cluster.shards, args.rows)
+    before = digest(cluster.shards)
+    taken = cluster.checkpointer.take()
+    files = sorted((place / f"epoch-{taken.epoch:09d}" / "tables").rglob("*.parquet"))
+    size = sum(file.stat().st_size for file in files)
+    del cluster
+
+    began = time.monotonic()
+    again = Cluster(place, 3)
+    seconds = time.monotonic() - began
+    if digest(again.shards) != before:
+        raise SystemExit("what was restored is not what was written")
+    del again
+    limits = {"sha256": _time(_hash, files), "pyarrow": _time(_read, files), "load": _load_ready(files)}
+    return {
+        "rows": before[0],
+        "bytes": size,
+        "full_s": round(taken.seconds, 2),
+        "full_mb_per_s": round(size / taken.seconds / 1e6),
+        "restore_2_to_3_s": round(seconds, 2),
+        "restore_rows_per_s": round(before[0] / seconds),
+        "limits_s": {name: round(value, 2) for name, value in limits.items()},
+        "restore_over_limits": round(seconds / sum(limits.values()), 2),
+        "byte_equal": True,
+    }
+
+
+def _time(work: Any, files: list[Path]) -> float:
+    began = time.monotonic()
+    for file in files:
+        work(file)
+    return time.monotonic() - began
+
+
+def _hash(file: Path) -> None:
+    with file.open("rb") as stream:
+        hashlib.file_digest(stream, "sha256")
+
+
+def _read(file: Path) -> None:
+    for _ in pq.ParquetFile(file).iter_batches(1 << 16):
+        pass
+
+
+def _load_ready(files: list[Path]) -> float:
+    """Seconds of `Table.load` alone, of what is in the files, into one table."""
+    table, seconds = SPEC.make_tables()[0], 0.0
+    for columns in _columns(files):
+        began = time.monotonic()
+        table.load(*columns)
+        seconds += time.monotonic() - began
+    return seconds
+
+
+def _columns(files: list[Path]) -> Iterator[Columns]:
+    for file in files:
+        for batch in pq.ParquetFile(file).iter_batches(1 << 16):
+            flat = [column.flatten().to_numpy().reshape(-1, DIM) for column in (batch.column(1), batch.column(2))]
+            yield (
+                batch.column(0).to_numpy(),
+                *(np.ascontiguousarray(one) for one in flat),
+                batch.column(3).to_numpy(),
+                batch.column(4).to_numpy(),
+            )
+
+
+class Worker(threading.Thread):
+    """Pushes batches that are there already to all shards, and notes how long each shard takes."""
+
+    def __init__(self, partition: int, shards: list[Shard], keys: NDArray[np.uint64], stopped: threading.Event) -> None:
+        super().__init__()
+        self._partition, self._shards, self._stopped = partition, shards, stopped
+        self._dense = [np.zeros(len(shard.dense), np.float32) for shard in shards]
+        self._batches = []
+        rng = np.random.default_rng(partition)
+        for _ in range(50):
+            batch = rng.choice(keys, BATCH_ROWS, replace=False)
+            owners = shards_of(batch, len(shards))
+            self._batches.append([_update(batch[owners == shard.index], rng) for shard in shards])
+        self.seconds: list[float] = []
+
+    def run(self) -> None:
+        """Until stopped."""
+        at, none = self._shards[0].clock().get(self._partition, 0), np.zeros(0, np.float32)
+        while not self._stopped.is_set():
+            spans, updates = [Span(self._partition, at, at + 1)], self._batches[at % len(self._batches)]
+            for shard, update, dense in zip(self._shards, updates, self._dense, strict=True):
+                began = time.perf_counter()
+                shard.push(Push(spans, 1, [update], dense, none, 0))
+                self.seconds.append(time.perf_counter() - began)
+            at += 1
+
+
+def _update(keys: NDArray[np.uint64], rng: np.random.Generator) -> RowUpdate:
+    ones = np.ones(len(keys), np.uint32)
+    return RowUpdate(keys, rng.normal(size=(len(keys), DIM)).astype(np.float32), ones, ones)
+
+
+def pause(args: argparse.Namespace, place: Path) -> dict[str, Any]:
+    """Pauses of cuts, and push latency with and without them."""
+    cluster = Cluster(place, 2)
+    fill(cluster.shards, args.rows)
+    keys = np.concatenate([shard.tables[0].scan(0, 1 << 21)[1].keys for shard in cluster.shards])
+    figures: dict[str, Any] = {"rows": sum(len(shard.tables[0]) for shard in cluster.shards)}
+    for what in ("none", "full", "delta"):
+        stopped = threading.Event()
+        workers = [Worker(partition, cluster.shards, keys, stopped) for partition in range(2)]
+        for worker in workers:
+            worker.start()
+        end, taken = time.monotonic() + args.seconds, []
+        while time.monotonic() < end:
+            due = time.monotonic() + 1.0
+            if what != "none":
+                taken.append(cluster.checkpointer.take(full=what == "full"))
+            time.sleep(max(due - time.monotonic(), 0))
+        stopped.set()
+        for worker in workers:
+            worker.join()
+        seconds = [one for worker in workers for one in worker.seconds]
+        figures[what] = {"push_ms": percentiles(seconds, 1e3), "pushes_per_s": round(len(seconds) / args.seconds)}
+        if taken:
+            assert all(one.aligned and one.kind == what for one in taken)
+            figures[what] |= {
+                "pause_ms": percentiles([one.pause_ms for one in taken]),
+                "taken": len(taken),
+                "seconds": percentiles([one.seconds for one in taken]),
+            }
+    figures["push_p99_ratio"] = {
+        what: round(figures[what]["push_ms"]["p99"] / figures["none"]["push_ms"]["p99"], 2)
+        for what in ("full", "delta")
+    }
+    return figures
+
+
+def percentiles(values: list[float], scale: float = 1.0) -> dict[str, float]:
+    """The median, the 99th percentile and the largest."""
+    p50, p99, largest = np.percentile(values, [50, 99, 100]) * scale
+    return {"p50": round(p50, 2), "p99": round(p99, 2), "max": round(largest, 2)}
+
+
+def main() -> None:
+    """Runs one of the two."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["restore", "pause"])
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each part of `pause`")
+    parser.add_argument("--place", type=Path, help="an empty directory; default: a temporary one")
+    args = parser.parse_args()
+    args.rows = args.rows or (10_000_000 if args.what == "restore" else 5_000_000)
+    place = Path(tempfile.mkdtemp(dir=args.place))
+    try:
+        figures = restore(args, place) if args.what == "restore" else pause(args, place)
+    finally:
+        shutil.rmtree(place)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
