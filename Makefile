@@ -7,7 +7,7 @@ NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help system demo test test-native sanitize check fmt bench-core bench-step bench-quality clean
+.PHONY: help system demo test test-native sanitize check fmt bench-core bench-step bench-quality bench-checkpoint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -55,6 +55,10 @@ bench-step: $(VENV)/ready ## the whole training step beside plain TensorFlow (a 
 
 bench-quality: $(VENV)/ready ## how well the flights model learns; MovieLens needs its stream, see the script
 	$(BIN)/python benchmarks/quality.py flights
+
+bench-checkpoint: $(VENV)/ready ## how fast checkpoints are restored, and how long their cuts hold pushes back (minutes, 6 GB)
+	$(BIN)/python benchmarks/checkpoint.py restore
+	$(BIN)/python benchmarks/checkpoint.py pause
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """What has been learned, from shards into checkpoints and back; schemas/README.md describes the files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ _STATE = "state/"
 _ADMISSION = "admission/"
 
 Arrays = dict[str, NDArray[Any]]
+Change = RowPart | Tombstones
 
 
 def write_learned(url: str | Path, shards: Sequence[Shard], state: Mapping[str, NDArray[Any]]) -> None:
@@ -192,13 +194,31 @@ def _without_rows(chain: Chain, sources: Sequence[int], spec: Spec, index: int, 
     return shard
 
 
-def _load_rows(table: Table, changes: Iterator[RowPart | Tombstones], index: int, shards: int) -> None:
-    for change in changes:
+def _load_rows(table: Table, changes: Iterator[Change], index: int, shards: int) -> None:
+    for change in _ahead(_owned(changes, index, shards)):
         if isinstance(change, Tombstones):
             table.remove(change.keys)
-            continue
-        owned = shards_of(change.keys, shards) == index
-        table.load(*(change if owned.all() else (column[owned] for column in change)))
+        else:
+            table.load(*change)
+
+
+def _owned(changes: Iterator[Change], index: int, shards: int) -> Iterator[Change]:
+    for change in changes:
+        if isinstance(change, RowPart):
+            owned = np.flatnonzero(shards_of(change.keys, shards) == index)
+            if len(owned) < len(change.keys):
+                yield RowPart._make(column.take(owned, axis=0) for column in change)
+                continue
+        yield change
+
+
+def _ahead(changes: Iterator[Change]) -> Iterator[Change]:
+    """The same; the next one is read in another thread while one is in use."""
+    with ThreadPoolExecutor(1, "restore") as pool:
+        coming = pool.submit(next, changes, None)
+        while (change := coming.result()) is not None:
+            coming = pool.submit(next, changes, None)
+            yield change
 
 
 def _scan(table: Table) -> Iterator[RowPart]:

@@ -5,6 +5,7 @@ schemas/README.md describes the files. A directory without a manifest is no chec
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -20,6 +21,8 @@ from streamtrain.store.files import Directory, FileFacts
 from streamtrain.store.manifest import FILE, MANIFEST, Kind, Manifest, decode, encode
 from streamtrain.store.replacement import hint
 from streamtrain.store.rows import RowPart, TablePart, read_keys, read_rows, write_keys, write_rows
+
+_READERS = 4  # files that are verified at a time
 
 
 class Part(TypedDict):
@@ -158,11 +161,17 @@ class CheckpointReader:
             CheckpointCorrupt: a file is missing or damaged; the message names it.
         """
         wanted = set(self._shards(shards))
-        for name, expected in self._files.items():
-            if _shard_of(name) in wanted and self._directory.facts(name) != expected:
-                raise CheckpointCorrupt(
-                    f"{self.url}/{name} is damaged: its size or checksum is not that of the manifest"
-                )
+        names = [name for name in self._files if _shard_of(name) in wanted]
+        with ThreadPoolExecutor(_READERS, "verify") as pool:
+            found = [pool.submit(self._directory.facts, name) for name in names]
+            try:
+                for name, one in zip(names, found, strict=True):
+                    if one.result() != self._files[name]:
+                        raise CheckpointCorrupt(
+                            f"{self.url}/{name} is damaged: its size or checksum is not that of the manifest"
+                        )
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def arrays(self, shard: int) -> dict[str, NDArray[Any]]:
         """The named arrays of a shard.
