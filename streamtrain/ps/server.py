@@ -33,7 +33,7 @@ class Server:
             interceptors=interceptors,
             options=server_options(self.limits.message_bytes),
         )
-        self._sessions = Sessions(self.limits)
+        self._sessions = Sessions(self.limits, node.count)
         self.grpc.add_generic_rpc_handlers((_handlers(Servicer(node, self.limits, self._sessions)),))
 
     def start(self) -> None:
@@ -62,9 +62,10 @@ def server_options(message_bytes: int) -> list[tuple[str, Any]]:
 
 def _handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
     def unary(method: Callable[..., Any], request: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(
-            method,
-            request_deserializer=request.FromString,
+        # On the wire these are the same. But gRPC waits for the request of a unary call for as long as the call lasts,
+        # and so gives its thread to any client that says nothing.
+        return grpc.stream_unary_rpc_method_handler(
+            lambda requests, context: method(servicer.asked(request, requests, context), context),
             response_serializer=lambda answer: answer.SerializeToString(),
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 import streamtrain.ps.ps_pb2 as pb
@@ -140,6 +141,16 @@ class Servicer:
         if keys > self._limits.keys:
             raise ShardRefused(f"the request has {keys} keys; at most {self._limits.keys} are taken at once", "limit")
 
+    def asked(self, kind: Any, requests: Iterator[bytes], context: Any) -> Any:
+        """The one request, a message of `kind`, of a call that is no session."""
+        with self._translated(context), self._sessions.call(context):
+            try:
+                return kind.FromString(next(requests))
+            except StopIteration as exc:
+                raise ShardRefused("the call ends without a request") from exc
+            except DecodeError as exc:
+                raise ShardRefused(f"the request is no {kind.DESCRIPTOR.name}: {exc}") from exc
+
     def status(self, _: Any, context: Any) -> Any:
         """Tells how the shard is."""
         with self._translated(context):
@@ -189,6 +200,7 @@ class Servicer:
             context.abort(_OTHERS[kind] if kind else grpc.StatusCode.INTERNAL, str(exc))
         except grpc.RpcError:
             self._node.count("broken_sessions")  # the client is gone, or its request was too large for gRPC
+            raise
 
 
 def _pulled(shard: Shard, pull: wire.Pull) -> list[Floats]:

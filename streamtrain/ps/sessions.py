@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +37,15 @@ class Sessions:
 
     Args:
         limits: how many there may be, and for how long they may be silent.
+        count: called with "silent_sessions" for each that is ended.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, count: Callable[[str], object]) -> None:
         self._limits = limits
+        self._count = count
         self._lock = threading.Lock()
-        self._open: dict[Any, OpenSession] = {}
+        self._open: set[OpenSession] = set()
+        self._calls: set[OpenSession] = set()
         self._stop = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="ps-reaper", daemon=True)
 
@@ -54,13 +57,13 @@ class Sessions:
         """Ends all sessions."""
         self._stop.set()
         with self._lock:
-            for session in self._open.values():
+            for session in self._open | self._calls:
                 session.context.cancel()
 
     def workers(self) -> list[str]:
         """Names of the workers that have joined."""
         with self._lock:
-            return sorted(session.worker for session in self._open.values() if session.worker)
+            return sorted(session.worker for session in self._open if session.worker)
 
     @contextmanager
     def open(self, context: Any) -> Iterator["OpenSession"]:
@@ -73,24 +76,38 @@ class Sessions:
         with self._lock:
             if len(self._open) >= self._limits.sessions:
                 raise ShardRefused(f"{len(self._open)} sessions are open already, and no more are taken", "limit")
-            self._open[session] = session
+            self._open.add(session)
         try:
             yield session
         finally:
             with self._lock:
-                del self._open[session]
+                self._open.remove(session)
+
+    @contextmanager
+    def call(self, context: Any) -> Iterator[None]:
+        """Another call that has yet to say what it asks, while within: it holds a thread as a session does."""
+        call = OpenSession(context)
+        with self._lock:
+            self._calls.add(call)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls.remove(call)
 
     def _reap(self) -> None:
         while not self._stop.wait(self._limits.join_seconds / 4):
             with self._lock:
-                for session in self._open.values():
+                for session in self._open | self._calls:
                     limit = self._limits.idle_seconds if session.worker else self._limits.join_seconds
                     if session.listening and time.monotonic() - session.heard > limit:
+                        session.listening = False
                         session.context.cancel()
+                        self._count("silent_sessions")
 
 
 class OpenSession:
-    """One session.
+    """One session, or another call that is still silent.
 
     Attributes:
         context: gRPC's.

@@ -262,6 +262,17 @@ def test_a_bad_beginning_is_refused_and_the_shard_stays_empty(name: str) -> None
         Victim(of).assert_unharmed()
 
 
+def test_bytes_that_are_no_request_are_refused_and_counted() -> None:
+    with attacked(1) as victim:
+        for method in ("Status", "Initialise", "Freeze", "Cut", "Write"):
+            call = victim.of.channels[0][0].unary_unary(f"/{wire.SERVICE}/{method}")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"\xff", timeout=20)
+            assert caught.value.code() == MALFORMED
+            assert "the request is no " in caught.value.details()
+        assert victim.counters()["refused_malformed"] == 5
+
+
 def test_an_empty_shard_is_unavailable() -> None:
     with served(1) as of:
         code, details = Raw(of.channels[0][0]).say(join_of(), pull_of([0])).refusal()
@@ -283,6 +294,51 @@ def test_too_many_sessions_are_refused() -> None:
         first.end()
         second.end()
         until(lambda: not victim.workers())
+
+
+def test_sessions_that_never_join_are_ended_and_keep_nobody_from_working() -> None:
+    limits = Limits(sessions=4, join_seconds=0.3)
+    with served(1, limits=limits) as of:
+        victim = Victim(of)
+        good = victim.joined(worker="good")
+        silent = [victim.raw() for _ in range(3)]
+        until(lambda: len(of.servers[0]._sessions._open) == 4)
+        began = time.monotonic()
+        good.say(pull_of([1], [7]))
+        assert good.hear()[0].WhichOneof("what") == "pulled"
+        assert [raw.refusal()[0] for raw in silent] == [grpc.StatusCode.CANCELLED] * 3
+        assert 0.2 < time.monotonic() - began < 5
+        until(lambda: victim.counters().get("silent_sessions") == 3)
+        good.end()
+        victim.assert_unharmed()
+
+
+def test_calls_that_never_ask_are_ended_and_keep_nobody_from_working() -> None:
+    """They hold threads as sessions do: a client that opens a call need not say anything."""
+    limits = Limits(sessions=2, join_seconds=0.3)
+    with attacked(1, limits=limits) as victim:
+        silent = [Raw(victim.of.channels[0][0], method=method) for method in ("Status", "Freeze") * 5]
+        assert [raw.refusal()[0] for raw in silent] == [grpc.StatusCode.CANCELLED] * 10
+        until(lambda: victim.counters().get("silent_sessions") == 10)
+
+
+def test_an_idle_session_is_ended_unless_it_beats() -> None:
+    limits = Limits(join_seconds=0.1, idle_seconds=0.5)
+    with attacked(1, limits=limits) as victim:
+        idle, alive = victim.joined(worker="idle"), victim.joined(worker="alive")
+        began = time.monotonic()
+
+        def beaten_for_long() -> bool:
+            alive.say(BEAT)
+            return time.monotonic() - began > 3 * limits.idle_seconds
+
+        until(beaten_for_long)
+        assert victim.workers() == ["alive"]
+        assert idle.refusal()[0] == grpc.StatusCode.CANCELLED
+        alive.say(pull_of([1], [7]))
+        assert alive.hear()[0].WhichOneof("what") == "pulled"
+        assert alive.refusal()[0] == grpc.StatusCode.CANCELLED
+        until(lambda: victim.counters().get("silent_sessions") == 2)
 
 
 TOGETHER: dict[str, Callable[[Shard], Consistency]] = {
