@@ -157,7 +157,7 @@ def test_files_that_cannot_be_read(folder: Path) -> None:
     ("name", "value", "message"),
     [
         ("PS__SESSIONS", "many", "STREAMTRAIN_PS__SESSIONS in the environment must be an integer, not 'many'"),
-        ("PS__SESSIONS", "9999", "must be less than or equal to 1024, not '9999'"),
+        ("PS__SESSIONS", "9999", "must be less than or equal to 4096, not '9999'"),
         ("PS_SESSIONS", "1", "STREAMTRAIN_PS_SESSIONS in the environment is no setting; did you mean ps.sessions?"),
         ("PS", "1", "STREAMTRAIN_PS in the environment is no setting"),
         ("SECURITY__INSECURE", "yes", "must be true or false, not 'yes'"),

@@ -182,9 +182,6 @@ class RemoteSession:
         self._flush()
         try:
             answer, bulk = self._next()
-        except grpc.RpcError as exc:
-            self._reconnect(translated(exc, self._target))
-            return
         except ShardUnavailable as exc:
             self._reconnect(exc)
             return
@@ -202,11 +199,13 @@ class RemoteSession:
             return wire.unframe(pb.Answer, next(self._call))
         except StopIteration as exc:
             raise ShardUnavailable(f"{self._target} ended the session") from exc
+        except grpc.RpcError as exc:
+            raise translated(exc, self._target) from exc
         finally:
             self._waiting_since = float("inf")
 
-    def _reconnect(self, why: Exception) -> None:
-        if not isinstance(why, ShardUnavailable) or self._stopped.is_set():
+    def _reconnect(self, why: ShardUnavailable) -> None:
+        if self._stopped.is_set():
             raise why
         logger.warning("%s; connecting again", why)
         self.reconnects += 1
@@ -233,13 +232,10 @@ class RemoteSession:
             progress=self._progress,
         )
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        requests.put(wire.frame(pb.Request(join=join), []))
-        self._requests = requests  # only now, for a beat may come at any time, and must come after the join
+        requests.put(wire.frame(pb.Request(join=join), []))  # first of all: `beat` may come at any moment
+        self._requests = requests
         self._call = self._open(iter(requests.get, None), metadata=self._metadata)
-        try:
-            answer, _ = self._next()
-        except grpc.RpcError as exc:
-            raise translated(exc, self._target) from exc
+        answer, _ = self._next()
         self._progress = answer.joined.progress
         self._held = None
         for asked in self._asked:
