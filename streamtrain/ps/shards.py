@@ -97,6 +97,7 @@ class Shards:
         self._places = places
         self._beginning = beginning
         self._metadata = metadata
+        self._run: Run | None = None  # as once agreed
         self.controls: list[Control] = [
             LocalControl(place) if isinstance(place, Node) else RemoteControl(*place, metadata) for place in places
         ]
@@ -105,7 +106,8 @@ class Shards:
         """Finds the run that the shards have begun, or begins one, and has empty shards join it.
 
         Any number of workers may do so at the same time: an empty shard takes the first run that it is given, and all
-        go by what shard 0 has taken. A shard that was lost without a checkpoint so starts again where the run did.
+        go by what shard 0 has taken. A shard that was lost without a checkpoint so starts again where the run did; also
+        if all were lost, as who has agreed on a run before does not begin another one.
 
         Raises:
             ShardUnavailable: a shard cannot be reached: what it holds might be the run.
@@ -114,7 +116,7 @@ class Shards:
         statuses = [control.status() for control in self.controls]
         begun = next((status for status in statuses if status.ready), None)
         if begun is None:
-            begun = self._initialise(0, Run(uuid.uuid4().hex, self._beginning.start))
+            begun = self._initialise(0, self._run or Run(uuid.uuid4().hex, self._beginning.start))
         run = Run(begun.run, wire.clock_of(begun.start))
         for index, status in enumerate(statuses):
             if not status.ready:
@@ -130,6 +132,7 @@ class Shards:
                 theirs, mine = Spec.from_json(status.spec).meaning(), self._beginning.spec.meaning()
                 differing = ", ".join(what for what in mine if theirs[what] != mine[what])
                 raise ShardRefused(f"{control.target} holds another model; they differ in: {differing}", "mismatch")
+        self._run = run
         return run
 
     def _initialise(self, index: int, run: Run) -> Any:

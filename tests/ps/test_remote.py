@@ -203,6 +203,19 @@ def initial(index: int, run: str = "run") -> Initial:
     return Initial(Run(run, {}), SPEC, shard.dense.pull(), shard.statistics.pull())
 
 
+def test_shards_that_all_come_back_empty_begin_the_run_again() -> None:
+    """Nobody but the workers knows of it any more. One of another run would have to be restarted itself."""
+    with served() as of, working(of) as worker:
+        worker.learn(3)
+        run = of.held[0].run
+        for index in range(2):
+            stop(of, index)
+            start(of, index, empty(index))
+        worker.learn()
+        assert [shard.run for shard in of.held] == [run, run]
+        assert_exact(of.held, LOG)
+
+
 def test_shards_of_another_run_in_their_place_are_refused() -> None:
     with served() as of, working(of) as worker:
         worker.learn(3)
