@@ -50,8 +50,9 @@ class Workers:
         self._of(worker).parked = True
 
     def heard(self, worker: str) -> None:
-        """Notes that a worker is alive."""
-        self._of(worker).heard = self._now()
+        """Notes that a worker is alive; one that is gone is ignored, and told when it pulls or pushes."""
+        if worker in self._workers:
+            self._workers[worker].heard = self._now()
 
     def active(self, worker: str) -> _Worker:
         """A worker that takes part from now on; one that was parked starts where the slowest one is."""

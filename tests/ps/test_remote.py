@@ -384,6 +384,23 @@ def test_a_node_of_this_process_beside_a_channel() -> None:
         assert_exact(of.held, LOG)
 
 
+def test_a_beat_of_who_has_been_given_up_does_not_fail() -> None:
+    """It comes from a thread of its own, which would end, and nobody would say any more that the worker is alive."""
+    seconds = [0.0]
+    with served(2, lambda shard: Bounded(shard, 0, 1.0, lambda: seconds[0])) as of:
+        shards = Shards([of.nodes[0], of.channels[1]], of.beginning)
+        run = shards.agree()
+        gone, stays = shards.client("gone", run), shards.client("stays", run)
+        gone.join()
+        stays.join()
+        push(stays, LOG, [Span(0, 0, 1)]).wait()
+        seconds[0] = 10.0
+        push(stays, LOG, [Span(0, 1, 2)]).wait()
+        gone.beat()
+        for client in (gone, stays):
+            client.close()
+
+
 TOGETHER: dict[str, Callable[[Shard], Consistency]] = {
     "async": Async,
     "bounded": lambda shard: Bounded(shard, 1, SECONDS, time.monotonic),
