@@ -305,7 +305,7 @@ def test_sessions_that_never_join_are_ended_and_keep_nobody_from_working() -> No
         until(lambda: len(of.servers[0]._sessions._open) == 4)
         began = time.monotonic()
         good.say(pull_of([1], [7]))
-        assert good.hear()[0].WhichOneof("what") == "pulled"
+        assert good.hear_what() == "pulled"
         assert [raw.refusal()[0] for raw in silent] == [grpc.StatusCode.CANCELLED] * 3
         assert 0.2 < time.monotonic() - began < 5
         until(lambda: victim.counters().get("silent_sessions") == 3)
@@ -336,7 +336,7 @@ def test_an_idle_session_is_ended_unless_it_beats() -> None:
         assert victim.workers() == ["alive"]
         assert idle.refusal()[0] == grpc.StatusCode.CANCELLED
         alive.say(pull_of([1], [7]))
-        assert alive.hear()[0].WhichOneof("what") == "pulled"
+        assert alive.hear_what() == "pulled"
         assert alive.refusal()[0] == grpc.StatusCode.CANCELLED
         until(lambda: victim.counters().get("silent_sessions") == 2)
 
