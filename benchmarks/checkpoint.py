@@ -37,7 +37,8 @@ from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.node import Node
-from streamtrain.ps.shard import Push, RowUpdate, Shard
+from streamtrain.ps.push import Push, RowUpdate
+from streamtrain.ps.shard import Shard
 from streamtrain.ps.shards import Beginning, LocalControl, Shards
 from streamtrain.store.epochs import Epochs
 
