@@ -18,7 +18,8 @@ from streamtrain.store.rows import RowPart
 
 logger = logging.getLogger(__name__)
 
-_READ_ROWS = 1 << 16
+# What the core gives in one turn: more would have it grow arrays, in new memory, while pushes wait for the table.
+_READ_ROWS = 1 << 12
 
 
 class CheckpointKeeper:
