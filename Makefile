@@ -7,7 +7,7 @@ NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help system demo test test-native sanitize check fmt bench-core bench-step bench-quality bench-checkpoint clean
+.PHONY: help system demo test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-staleness bench-checkpoint chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -55,6 +55,18 @@ bench-step: $(VENV)/ready ## the whole training step beside plain TensorFlow (a 
 
 bench-quality: $(VENV)/ready ## how well the flights model learns; MovieLens needs its stream, see the script
 	$(BIN)/python benchmarks/quality.py flights
+
+bench-cluster: $(VENV)/ready ## workers and parameter servers as processes; for a peer beside them see the script
+	$(BIN)/python benchmarks/cluster.py --workload w1 --topology dedicated
+	$(BIN)/python benchmarks/cluster.py --workload w1 --topology colocated
+	$(BIN)/python benchmarks/cluster.py --workload w2 --batch 64 --topology dedicated
+	$(BIN)/python benchmarks/cluster.py --workload w2 --batch 64 --topology colocated
+
+bench-staleness: $(VENV)/ready ## how long workers wait for a slow one, by the staleness allowed (two minutes)
+	$(BIN)/python benchmarks/staleness.py
+
+chaos: $(VENV)/ready ## kill real processes at random, 24 times, and count what was learned (three minutes)
+	$(BIN)/python -m tests.cluster.chaos --kills 24 --every 5 --samples 90000 --rate 800 --tensorflow
 
 bench-checkpoint: $(VENV)/ready ## how fast checkpoints are restored, and how long their cuts hold pushes back (minutes, 6 GB)
 	$(BIN)/python benchmarks/checkpoint.py restore

@@ -137,9 +137,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 raise SystemExit("a worker ended; run it by hand to see why")
             time.sleep(0.1)
         time.sleep(WARMUP_SECONDS)
-        first, cpu = time.time(), [_cpu(process.pid) for process in processes]
+        wire, first, cpu = _loopback_bytes(), time.time(), [_cpu(process.pid) for process in processes]
         time.sleep(args.seconds)
-        last = time.time()
+        last, wire = time.time(), _loopback_bytes() - wire
         rate = sum(_rate(into, first, last) for into in readings)
         used = [b - a for a, b in zip(cpu, (_cpu(process.pid) for process in processes), strict=True)]
         return {
@@ -147,6 +147,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "cpu_ms_per_batch": {
                 n: round(1e3 * c * args.batch / rate / (last - first), 3) for n, c in zip(names, used, strict=True)
             },
+            "wire_bytes_per_sample": round(wire / rate / (last - first)),
             "peak_mb": sum(_peak_mb(process.pid) for process in processes),
         }
     finally:
@@ -166,6 +167,15 @@ def _collect(worker: "subprocess.Popen[str]", into: list[tuple[float, int]]) -> 
 def _rate(readings: list[tuple[float, int]], first: float, last: float) -> float:
     within = [one for one in readings if first <= one[0] <= last]
     return (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0])
+
+
+def _loopback_bytes() -> int:
+    """What has gone through the loopback device."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == "lo":
+            return int(figures.split()[0])
+    raise SystemExit("there is no loopback device")
 
 
 def _cpu(pid: int) -> float:
@@ -221,6 +231,7 @@ def main() -> None:
         "samples_per_s": ours,
         "runs": [one["samples_per_s"] for one in rounds],
         "cpu_ms_per_batch": rounds[-1]["cpu_ms_per_batch"],
+        "wire_bytes_per_sample": rounds[-1]["wire_bytes_per_sample"],
         "peak_mb": rounds[-1]["peak_mb"],
     }
     if peers:

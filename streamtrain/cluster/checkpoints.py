@@ -56,6 +56,7 @@ class Checkpointer:
         self._epochs = epochs
         self._keep = keep
         self._full_every = full_every
+        self._saved: list[dict[int, int]] | None = None
 
     def take(self, *, full: bool = False) -> Taken:
         """Takes a checkpoint.
@@ -95,9 +96,18 @@ class Checkpointer:
         kind: Kind = "full" if base is None else "delta"
         about = {**_about(statuses[0]), "aligned": aligned}
         commit(self._epochs.directory(epoch), about, parts, kind=kind, base=base)
+        self._saved = [cut.clock for cut in cuts]
         self._epochs.retain(self._keep)
         pause = max(cut.pause_ms for cut in cuts)
         return Taken(epoch, kind, aligned, pause, time.monotonic() - began)
+
+    def changed(self) -> bool:
+        """Whether anything has been learned since the last checkpoint that was taken here.
+
+        Raises:
+            ShardError: a shard cannot be reached.
+        """
+        return [wire.clock_of(control.status().clock) for control in self._controls] != self._saved
 
     def _base(self) -> int | None:
         """The epoch that a delta could build on: the newest, if all shards have written it. None: a full one is due."""
@@ -154,6 +164,8 @@ class Schedule:
         while not self._stop.wait(max(due - time.monotonic(), 0)):
             due = time.monotonic() + self._every
             try:
+                if not self._checkpointer.changed():
+                    continue
                 taken = self._checkpointer.take()
             except StreamtrainError as exc:
                 self.failed += 1

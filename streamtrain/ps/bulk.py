@@ -9,7 +9,7 @@ from streamtrain.ps.clock import Outcome, Span, VectorClock
 from streamtrain.ps.consistency import Done, Pending
 from streamtrain.ps.push import Push, Pushed, RowUpdate
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.workers import Together
+from streamtrain.ps.workers import Together, check_ahead
 
 
 class _Round:
@@ -53,6 +53,7 @@ class Bulk(Together):
 
     def pull(self, worker: str, ahead: int, patience: float) -> bool:
         """See Consistency."""
+        check_ahead(ahead, 0, "bulk")
         with self._lock:
             self._workers.active(worker)
             return self._wait(worker, patience, lambda: not self._expected, lambda: [])

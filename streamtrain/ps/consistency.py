@@ -16,7 +16,7 @@ from typing import Protocol
 from streamtrain.ps.clock import Outcome
 from streamtrain.ps.push import Push, Pushed
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.workers import Together
+from streamtrain.ps.workers import Together, check_ahead
 
 
 class Pending(Protocol):
@@ -70,6 +70,9 @@ class Consistency(Protocol):
             worker: its name.
             ahead: its batches that have been pulled and not been pushed yet.
             patience: seconds.
+
+        Raises:
+            ShardRefused: the strategy allows no worker to be that far ahead of itself.
         """
 
     def push(self, worker: str, push: Push) -> Pending:
@@ -120,6 +123,7 @@ class Bounded(Together):
 
     def pull(self, worker: str, ahead: int, patience: float) -> bool:
         """See Consistency."""
+        check_ahead(ahead, self._staleness, f"staleness {self._staleness}")
         with self._lock:
             one = self._workers.active(worker)
 

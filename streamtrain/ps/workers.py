@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from streamtrain.errors import ShardUnavailable
+from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.ps.shard import Shard
 
 
@@ -163,3 +163,9 @@ class Together:
                     return False
                 self._lock.wait(min(left, self._lease / 4))
             return True
+
+
+def check_ahead(ahead: int, most: int, why: str) -> None:
+    """A worker that is too far ahead of itself would wait for itself."""
+    if ahead > most:
+        raise ShardRefused(f"the worker has pulled {ahead} batches ahead; {why} allows {most}: lower its pace.ahead")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamtrain.errors import ShardBroken, ShardUnavailable
+from streamtrain.errors import ShardBroken, ShardRefused, ShardUnavailable
 from streamtrain.ps.bulk import Bulk, average
 from streamtrain.ps.clock import Outcome, Span
-from streamtrain.ps.consistency import Async, Bounded
+from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.push import Push, RowUpdate
 from streamtrain.ps.shard import Shard
 from tests.ps.counting import assert_exact, new_shard, pushes
@@ -89,7 +89,19 @@ def test_batches_that_are_pulled_ahead_count(shard: Shard, time: Time) -> None:
         bounded.join(worker, None)
     assert bounded.pull("a", 0, NOW)
     assert bounded.pull("a", 1, NOW)
-    assert not bounded.pull("a", 2, NOW)
+    bounded.push("a", push(0, 0, 1))
+    assert bounded.pull("a", 0, NOW)
+    assert not bounded.pull("a", 1, NOW)
+
+
+def test_who_would_wait_for_itself_is_refused(shard: Shard, time: Time) -> None:
+    strategies: list[Consistency] = [Bounded(shard, 1, LEASE, time), Bulk(shard, 1, LEASE, time)]
+    for strategy, ahead in zip(strategies, (2, 1), strict=True):
+        strategy.join("a", None)
+        with pytest.raises(
+            ShardRefused, match=f"pulled {ahead} batches ahead; .* allows {ahead - 1}: lower its pace.ahead"
+        ):
+            strategy.pull("a", ahead, NOW)
 
 
 def test_a_rejected_push_finishes_nothing(shard: Shard, time: Time) -> None:
