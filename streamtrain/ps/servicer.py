@@ -201,6 +201,9 @@ class Servicer:
         except grpc.RpcError:
             self._node.count("broken_sessions")  # the client is gone, or its request was too large for gRPC
             raise
+        except Exception as exc:  # of ours: gRPC logs it and answers UNKNOWN, upon which clients connect again
+            self._node.count(f"failed_{type(exc).__name__}")
+            raise
 
 
 def _pulled(shard: Shard, pull: wire.Pull) -> list[Floats]:

@@ -273,6 +273,16 @@ def test_bytes_that_are_no_request_are_refused_and_counted() -> None:
         assert victim.counters()["refused_malformed"] == 5
 
 
+def test_an_error_of_ours_is_counted_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with attacked(1) as victim:
+        with monkeypatch.context() as patch:
+            patch.setattr(wire, "encode_pulled", None)
+            code, details = victim.joined().say(pull_of([0])).refusal()
+        assert code == grpc.StatusCode.UNKNOWN
+        assert "'NoneType' object is not callable" in details
+        until(lambda: victim.counters().get("failed_TypeError") == 1)
+
+
 def test_an_empty_shard_is_unavailable() -> None:
     with served(1) as of:
         code, details = Raw(of.channels[0][0]).say(join_of(), pull_of([0])).refusal()
