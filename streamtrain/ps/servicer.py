@@ -1,6 +1,5 @@
 """Servicer: what a server does with requests (schemas/ps.proto)."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -67,9 +66,11 @@ class Servicer:
             try:
                 for data in requests:
                     session.listening = False
-                    yield from self._answers(data, session, shard, consistency)
-                    session.heard = time.monotonic()
-                    session.listening = True
+                    for answer in self._answers(data, session, shard, consistency):
+                        session.listen()  # a client that does not read is as silent as one that says nothing
+                        yield answer
+                        session.listening = False
+                    session.listen()
             finally:
                 # A worker that has come again through another session is known by that one.
                 if session.worker and self._sessions.workers().count(session.worker) == 1:

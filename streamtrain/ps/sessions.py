@@ -113,13 +113,17 @@ class OpenSession:
         context: gRPC's.
         worker: whose it is; "" before it has joined.
         dtype: of floats on the wire.
-        heard: when it last said something, monotonic seconds.
-        listening: whether it is the client's turn.
+        heard: when its turn began, monotonic seconds.
+        listening: whether it is the client's turn, to ask or to read.
     """
 
     def __init__(self, context: Any) -> None:
         self.context = context
         self.worker = ""
         self.dtype: RowType = "float32"
+        self.listen()
+
+    def listen(self) -> None:
+        """It is the client's turn, from now on."""
         self.heard = time.monotonic()
         self.listening = True

@@ -26,6 +26,7 @@ SERVICE = "streamtrain.ps.v1.ParameterServer"
 _PADDING, _BULK = 0x72, 0x7A  # tags of the fields 14 and 15, length-delimited
 _ALIGNMENT = 16
 _LENGTH_BYTES = 5
+_MOST_BESIDE_BULK = 1 << 20
 
 DTYPES: dict[RowType, int] = {"float32": 0, "float16": 1, "bfloat16": 2}
 _NAMES: dict[int, RowType] = {number: name for name, number in DTYPES.items()}
@@ -58,6 +59,8 @@ def unframe(kind: Callable[[], M], data: bytes) -> tuple[M, memoryview]:
         if size < 0:  # from a writer that keeps another order of fields
             message.ParseFromString(data)
             return message, memoryview(getattr(message, "bulk"))  # noqa: B009  # not all messages have it
+        if len(data) - start - size > _MOST_BESIDE_BULK:  # parsed, it takes many times its size
+            raise ShardRefused(f"{len(data) - start - size} bytes beside bulk; at most {_MOST_BESIDE_BULK}", "limit")
         message.ParseFromString(data[start + size :])
     except (DecodeError, IndexError) as exc:
         raise ShardRefused(f"{len(data)} bytes are no {message.DESCRIPTOR.name}: {exc}") from exc

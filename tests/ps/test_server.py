@@ -276,7 +276,7 @@ def test_bytes_that_are_no_request_are_refused_and_counted() -> None:
 def test_an_error_of_ours_is_counted_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     with attacked(1) as victim:
         with monkeypatch.context() as patch:
-            patch.setattr(wire, "encode_pulled", None)
+            patch.setattr(wire, "encode_answer", None)
             code, details = victim.joined().say(pull_of([0])).refusal()
         assert code == grpc.StatusCode.UNKNOWN
         assert "'NoneType' object is not callable" in details
@@ -349,6 +349,14 @@ def test_an_idle_session_is_ended_unless_it_beats() -> None:
         assert alive.hear_what() == "pulled"
         assert alive.refusal()[0] == grpc.StatusCode.CANCELLED
         until(lambda: victim.counters().get("silent_sessions") == 2)
+
+
+def test_a_client_that_does_not_read_its_answers_is_ended() -> None:
+    with attacked(1, limits=Limits(join_seconds=0.1, idle_seconds=0.5)) as victim:
+        deaf = victim.joined(worker="deaf")
+        deaf.say(*[pull_of([100_000], range(100_000))] * 100)  # more than the network holds
+        until(lambda: victim.counters().get("silent_sessions") == 1)
+        until(lambda: victim.workers() == [])
 
 
 TOGETHER: dict[str, Callable[[Shard], Consistency]] = {

@@ -353,3 +353,11 @@ def test_a_refused_push_says_what_is_wrong(given: list[tuple[int, int, int]], me
 def test_a_dtype_that_is_not_known_is_refused() -> None:
     with pytest.raises(ShardRefused, match=r"dtype 3 of the wire is not known; there are .*float32"):
         wire.dtype_of(3)
+
+
+def test_a_flood_of_ranges_is_refused_before_it_is_read() -> None:
+    spans = [pb.Span(partition=i, start=1 << 60, end=1 << 60) for i in range(70_000)]
+    data = wire.frame(pb.Request(push=pb.Push(spans=spans)), [np.zeros(1, np.uint8)])
+    with pytest.raises(ShardRefused, match="bytes beside bulk; at most 1048576") as caught:
+        wire.unframe(pb.Request, data)
+    assert caught.value.reason == "limit"
