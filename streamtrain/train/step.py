@@ -110,6 +110,7 @@ class Step:
         self._tf = tf
         self._model = model
         self._layout = model.dense
+        self._dense_size = len(self._layout)
         self._sequences = [f for f, one in enumerate(model.schema.embedded) if one.combiner is None]
         self.initial_dense = self._layout.flatten([w.numpy() for w in model.keras.trainable_variables])
         self.initial_statistics = model.statistics.flatten([w.numpy() for w in model.statistics_variables])
@@ -121,7 +122,7 @@ class Step:
         self._differs = _differs_in_training(model.keras)
         self._columns = _Columns.of(model)
         self._loss_shapes: dict[str, Any] = {}
-        parameters = tf.TensorSpec([len(self._layout) + len(model.statistics)], tf.float32)
+        parameters = tf.TensorSpec([self._dense_size + len(model.statistics)], tf.float32)
         state = [tf.TensorSpec(w.shape, w.dtype) for w in self.state]
         self._train, self._predict = (
             _Traced(tf, graph, [state, parameters, tf.TensorSpec([None, columns], tf.float32)])
@@ -156,8 +157,8 @@ class Step:
         matrix[:, columns.labels : columns.weight] = batch.labels
         matrix[:, columns.weight] = batch.weights
         predictions, loss, row_gradient, changes, *self.state = self._train(*self.state, parameters, matrix)
-        dense_gradient, statistics_change = np.split(changes.numpy(), [len(self._layout)])
-        return StepResult(predictions.numpy(), float(loss), row_gradient.numpy(), dense_gradient, statistics_change)
+        flat, cut = changes.numpy(), self._dense_size
+        return StepResult(predictions.numpy(), float(loss), row_gradient.numpy(), flat[:cut], flat[cut:])
 
     def predict(self, parameters: Floats, plan: Plan, rows: Floats, batch: Batch) -> Floats:
         """Predicts a batch: float32 [n, L]. Arguments as for `train`."""
@@ -179,7 +180,7 @@ class Step:
 
     def _train_graph(self, state: list["tf.Tensor"], parameters: "tf.Tensor", matrix: "tf.Tensor") -> Any:
         tf, at = self._tf, self._columns
-        dense, statistics = tf.split(parameters, [len(self._layout), len(self._model.statistics)])
+        dense, statistics = tf.split(parameters, [self._dense_size, len(self._model.statistics)])
         pieces, state = self._layout.split_tensor(dense), self._merge(state, statistics)
         rows, numeric, lengths, labels, weights = tf.split(matrix, at.sizes, axis=1)
         with tf.GradientTape() as tape:
@@ -193,14 +194,14 @@ class Step:
         flat = [tf.reshape(one, [-1]) for one in [*gradients, *new_statistics]]
         changes = tf.concat(flat, 0) if flat else tf.zeros([0])
         if new_statistics:
-            changes -= tf.concat([tf.zeros([len(self._layout)]), statistics], 0)
+            changes -= tf.concat([tf.zeros([self._dense_size]), statistics], 0)
         if self._differs:
             outputs, _ = self._call(pieces, state, rows, numeric, lengths, training=False)
         return self._predictions(outputs), loss, row_gradient, changes, own
 
     def _predict_graph(self, state: list["tf.Tensor"], parameters: "tf.Tensor", matrix: "tf.Tensor") -> Any:
         tf, at = self._tf, self._columns
-        dense, statistics = tf.split(parameters, [len(self._layout), len(self._model.statistics)])
+        dense, statistics = tf.split(parameters, [self._dense_size, len(self._model.statistics)])
         pieces, state = self._layout.split_tensor(dense), self._merge(state, statistics)
         rows, numeric, lengths = tf.split(matrix, at.sizes[:3], axis=1)
         outputs, _ = self._call(pieces, state, rows, numeric, lengths, training=False)

@@ -142,9 +142,9 @@ class Worker:
             ShardError: a shard refuses, or cannot be reached for too long.
         """
         self._partitions = tuple(partitions)
-        self._client.join()
         try:
             with Heartbeat(self._client, self._pace.beat_seconds):
+                self._client.join()
                 self._rewind()
                 while not stopped.is_set() and self._advance():
                     continue
