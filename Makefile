@@ -57,10 +57,8 @@ bench-quality: $(VENV)/ready ## how well the flights model learns; MovieLens nee
 	$(BIN)/python benchmarks/quality.py flights
 
 bench-cluster: $(VENV)/ready ## workers and parameter servers as processes; for a peer beside them see the script
-	$(BIN)/python benchmarks/cluster.py --workload w1 --topology dedicated
-	$(BIN)/python benchmarks/cluster.py --workload w1 --topology colocated
-	$(BIN)/python benchmarks/cluster.py --workload w2 --batch 64 --topology dedicated
-	$(BIN)/python benchmarks/cluster.py --workload w2 --batch 64 --topology colocated
+	$(BIN)/python benchmarks/cluster.py --workload w1
+	$(BIN)/python benchmarks/cluster.py --workload w2 --batch 64
 
 bench-staleness: $(VENV)/ready ## how long workers wait for a slow one, by the staleness allowed (two minutes)
 	$(BIN)/python benchmarks/staleness.py

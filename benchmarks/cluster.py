@@ -1,12 +1,13 @@
 """Workers and parameter servers as processes on this machine, W1 or W2: make bench-cluster.
 
-    python benchmarks/cluster.py --workload w1 --topology dedicated
-    python benchmarks/cluster.py --workload w2 --batch 64 --topology colocated --peer PYTHON_OF_PEER PSS_TF.PY
+    python benchmarks/cluster.py --workload w1
+    python benchmarks/cluster.py --workload w2 --batch 64 --peer PYTHON_OF_PEER PSS_TF.PY
 
 Every worker learns from ready batches of its own partition, one TensorFlow thread each. Dedicated: shards are processes
 of their own (`streamtrain ps`). Colocated: every worker process also serves one shard, its own without a socket.
 The peer, if given, is a script that runs TensorFlow's ParameterServerStrategy on the same workload and prints a line of
-JSON with samples_per_s; it takes turns with ours. Prints a line of JSON; ratios are of medians.
+JSON with samples_per_s; it takes turns with ours.
+Prints a line of JSON by topology; ratios are medians over rounds of ours / peer in the same round.
 """
 
 import argparse
@@ -27,6 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from workloads import WORKLOADS, columns, model
 
 WARMUP_SECONDS = 4.0
+TOPOLOGIES = ("dedicated", "colocated")
 
 
 class ReadyBatches:
@@ -74,7 +76,7 @@ def work(args: argparse.Namespace) -> None:
     batches = [batch for one in data for batch, _ in reader.batches(columns(one), args.batch)]
     step = Step(made)
     places: list[Any] = [(grpc.insecure_channel(a, options=CHANNEL_OPTIONS), a) for a in args.ps.split(",")]
-    if args.topology == "colocated":
+    if args.role == "colocated":
         places[args.index] = Node(args.index, len(places), Async)
         server = Server(places[args.index])
         server.grpc.add_insecure_port(args.ps.split(",")[args.index])
@@ -106,22 +108,22 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace, topology: str) -> dict[str, Any]:
     """Starts all processes, and gives samples per second of all workers together, CPU and memory."""
-    count = args.workers if args.topology == "colocated" else args.shards
+    count = args.workers if topology == "colocated" else args.shards
     addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(count))
     names: list[str] = []
     processes: list[subprocess.Popen[Any]] = []
     try:
-        if args.topology == "dedicated":
+        if topology == "dedicated":
             for i in range(count):
                 command = [*args.ps_command.split(), "--ps", addresses, "--index", str(i)]
                 processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
                 names.append(f"ps{i}")
-        options = ["--ps", addresses, "--role", "worker", *sys.argv[1:]]
+        options = ["--ps", addresses, "--role", topology]
         workers = []
         for i in range(args.workers):
-            command = [sys.executable, __file__, *options, "--index", str(i)]
+            command = [sys.executable, __file__, *options, "--index", str(i), *sys.argv[1:]]
             workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             names.append(f"worker{i}")
         processes += workers
@@ -203,16 +205,16 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, default="w1")
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--batches", type=int, default=0, help="distinct batches; default: 200 at 1024, 2000 at 64")
-    parser.add_argument("--topology", choices=["dedicated", "colocated"], default="dedicated")
+    parser.add_argument("--topologies", choices=TOPOLOGIES, nargs="+", default=TOPOLOGIES)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--shards", type=int, default=2, help="of the dedicated topology")
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     parser.add_argument("--ahead", type=int, default=1, help="batches that are pulled ahead")
     parser.add_argument("--seconds", type=float, default=10.0, help="of one run")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer", nargs="*", default=[], help="interpreter, script and options of the peer")
+    parser.add_argument("--peer", nargs=argparse.REMAINDER, default=[], help="last: interpreter, script and options")
     parser.add_argument("--ps-command", default=f"{sys.executable} -m streamtrain ps")
-    parser.add_argument("--role", choices=["worker"])
+    parser.add_argument("--role", choices=TOPOLOGIES, help="of a worker process")
     parser.add_argument("--ps")
     parser.add_argument("--index", type=int)
     args = parser.parse_args()
@@ -220,25 +222,28 @@ def main() -> None:
     if args.role:
         work(args)
         return
-    rounds, peers = [], []
+    rounds: dict[str, list[dict[str, Any]]] = {topology: [] for topology in args.topologies}
+    peers = []
     for _ in range(args.rounds):
-        rounds.append(measure(args))
+        for topology in args.topologies:
+            rounds[topology].append(measure(args, topology))
         if args.peer:
             peers.append(peer_rate(args))
-    ours = statistics.median(one["samples_per_s"] for one in rounds)
-    figures = {
-        **{name: getattr(args, name) for name in ("workload", "batch", "topology", "workers", "dtype", "ahead")},
-        "samples_per_s": ours,
-        "runs": [one["samples_per_s"] for one in rounds],
-        "cpu_ms_per_batch": rounds[-1]["cpu_ms_per_batch"],
-        "wire_bytes_per_sample": rounds[-1]["wire_bytes_per_sample"],
-        "peak_mb": rounds[-1]["peak_mb"],
-    }
-    if peers:
-        figures["peer_samples_per_s"] = statistics.median(peers)
-        figures["peer_runs"] = peers
-        figures["ratio_to_peer"] = round(ours / statistics.median(peers), 2)
-    print(json.dumps(figures))
+    for topology, runs in rounds.items():
+        ours = statistics.median(run["samples_per_s"] for run in runs)
+        figures = {
+            "topology": topology,
+            **{name: getattr(args, name) for name in ("workload", "batch", "workers", "dtype", "ahead")},
+            **runs[-1],
+            "samples_per_s": ours,
+            "runs": [run["samples_per_s"] for run in runs],
+        }
+        if peers:
+            figures["peer_runs"] = peers
+            figures["ratio_to_peer"] = round(
+                statistics.median(run["samples_per_s"] / peer for run, peer in zip(runs, peers, strict=True)), 2
+            )
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":
