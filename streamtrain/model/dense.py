@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,11 +42,6 @@ class DenseLayout:
             flat[end - size : end].reshape(shape)
             for end, size, shape in zip(ends, self.sizes, self.shapes, strict=True)
         ]
-
-    def slices(self, shards: int) -> list[slice]:
-        """Cuts the vector into `shards` slices whose sizes differ by at most one."""
-        bounds = [len(self) * i // shards for i in range(shards + 1)]
-        return [slice(start, stop) for start, stop in pairwise(bounds)]
 
     def split_tensor(self, flat: "tf.Tensor") -> list[Any]:
         """`split` within a TensorFlow graph."""

@@ -1,7 +1,6 @@
 """Spec: what shards need to know of a model, as plain values: they hold rows for it without its code or TensorFlow."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -147,12 +146,3 @@ def _shapes(given: Any) -> tuple[tuple[int, ...], ...]:
 def slice_of(size: int, part: int, parts: int) -> slice:
     """The part of a flat vector that a shard holds; sizes differ by at most one."""
     return slice(size * part // parts, size * (part + 1) // parts)
-
-
-def differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What keeps two meanings from fitting together, for people."""
-    return [
-        f"{what} {other.get(what)!r}, but the model has {mine[what]!r}"
-        for what in mine
-        if other.get(what) != mine[what]
-    ]

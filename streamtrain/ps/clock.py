@@ -67,10 +67,6 @@ class VectorClock:
         """The clock, as a copy."""
         return dict(self._next)
 
-    def copy(self) -> "VectorClock":
-        """A clock of its own at the same offsets."""
-        return VectorClock(self._next)
-
 
 def latest(clocks: Iterable[Clock]) -> dict[int, int]:
     """By partition the latest of several clocks."""
