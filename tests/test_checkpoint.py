@@ -354,9 +354,9 @@ def test_path_below_a_file(tmp_path: Path) -> None:
         write_part(tmp_path / "file" / "c", 0, {}, [])
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file can be larger than 3000 bytes."""
+    """No file can be larger than 3000 bytes: neither can what pytest writes, so never for longer than needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
     try:
@@ -373,10 +373,9 @@ def full_disk() -> Iterator[None]:
         ((1, 1, 1000), "tombstones/item/shard-0.parquet"),
     ],
 )
-@pytest.mark.usefixtures("full_disk")
 def test_disk_that_is_full(tmp_path: Path, sizes: tuple[int, int, int], name: str) -> None:
     arrays, rows, gone = sizes
-    with pytest.raises(CheckpointError, match=rf"cannot write .*{name}: .*File too large"):
+    with pytest.raises(CheckpointError, match=rf"cannot write .*{name}: .*File too large"), full_disk():
         write_part(
             tmp_path / "c",
             0,
@@ -388,9 +387,9 @@ def test_disk_that_is_full(tmp_path: Path, sizes: tuple[int, int, int], name: st
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
-def test_disk_that_is_full_for_the_manifest(tmp_path: Path, full_disk: None) -> None:
+def test_disk_that_is_full_for_the_manifest(tmp_path: Path) -> None:
     parts = write_shards(tmp_path / "c")
-    with pytest.raises(CheckpointError, match=r"cannot write .*manifest\.json: .*File too large"):
+    with pytest.raises(CheckpointError, match=r"cannot write .*manifest\.json: .*File too large"), full_disk():
         commit(tmp_path / "c", {"long": "x" * 3000}, parts)
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         CheckpointReader(tmp_path / "c")
@@ -470,8 +469,8 @@ def test_path_with_something_else_is_refused_and_left_alone(tmp_path: Path, cont
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_failed_write_leaves_the_older_one(written: Path, full_disk: None) -> None:
-    with pytest.raises(CheckpointError, match="File too large"), replacing(written) as directory:
+def test_failed_write_leaves_the_older_one(written: Path) -> None:
+    with pytest.raises(CheckpointError, match="File too large"), full_disk(), replacing(written) as directory:
         write_part(directory, 0, {"dense": np.zeros(1000)}, [])
     assert about_of(written) == {"samples": 7}
     assert os.listdir(written.parent) == ["c"]
