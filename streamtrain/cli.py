@@ -201,7 +201,3 @@ def main() -> None:
     except StreamtrainError as exc:
         sys.stderr.write(f"streamtrain: {exc}\n")
         sys.exit(EXIT_CONFIG if isinstance(exc, ConfigError) else EXIT_FAILED)
-
-
-if __name__ == "__main__":
-    main()

@@ -26,7 +26,7 @@ from tests.ps.counting import assert_exact, plan_of
 from tests.ps.served import COUNTING
 
 ROOT = Path(__file__).parent.parent.parent
-COMMAND = (sys.executable, "-m", "streamtrain.cli", "ps")
+COMMAND = (sys.executable, "-m", "streamtrain", "ps")
 SERVICE = (sys.executable, str(ROOT / "services" / "ps.py"))
 LONG = 30.0  # seconds that nothing takes, unless it hangs
 LOG = some_log(2, 2_000)
