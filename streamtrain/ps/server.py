@@ -50,7 +50,8 @@ class Server:
 def server_options(message_bytes: int) -> list[tuple[str, Any]]:
     """Options of a gRPC server. Dead connections are noticed within seconds, as others may wait for their workers."""
     return [
-        ("grpc.max_receive_message_length", message_bytes),
+        # Ours is the limit that names and counts; gRPC's is for what would not fit into memory.
+        ("grpc.max_receive_message_length", min(2 * message_bytes, 2**31 - 1)),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),

@@ -95,6 +95,8 @@ class Servicer:
         return wire.frame(pb.Answer(joined=pb.Joined(progress=progress)), [])
 
     def _answers(self, data: bytes, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
+        if len(data) > self._limits.message_bytes:
+            raise ShardRefused(f"the request has {len(data)} bytes; at most {self._limits.message_bytes}", "limit")
         request, bulk = wire.unframe(pb.Request, data)
         given = {field.name for field, _ in request.ListFields()} - {"padding", "bulk"}
         this = " and ".join(sorted(given)) or "nothing"
@@ -199,8 +201,8 @@ class Servicer:
             kind = next((kind for kind in _OTHERS if isinstance(exc, kind)), None)
             self._node.count(f"failed_{type(exc).__name__}")
             context.abort(_OTHERS[kind] if kind else grpc.StatusCode.INTERNAL, str(exc))
-        except grpc.RpcError:
-            self._node.count("broken_sessions")  # the client is gone, or its request was too large for gRPC
+        except (grpc.RpcError, GeneratorExit):  # while it was awaited, or while it was answered
+            self._node.count("broken_sessions")  # the client is gone
             raise
         except Exception as exc:  # of ours: gRPC logs it and answers UNKNOWN, upon which clients connect again
             self._node.count(f"failed_{type(exc).__name__}")
