@@ -4,8 +4,17 @@ StreamtrainError
 ├── ConfigError         a schema, model file or option is wrong: stop and mend it; the message names the key
 ├── SampleError         a sample cannot be used: dead-letter it; carries its index, reason and field
 ├── TooManyBadSamples   the stream is broken rather than a sample: stop
+├── SourceError         a stream cannot be read or written
+│   ├── SourceUnavailable   its service does not answer: try again
+│   ├── SourceRefused       credentials, topic or group are refused: stop and mend it
+│   │   └── TopicMissing    there is no such topic: create it, or wait for it
+│   ├── OffsetGone          messages are deleted that have not been learned: skip them, or stop
+│   └── WriteFailed         a message cannot be written
 ├── CheckpointError     a checkpoint cannot be written or read
 │   └── CheckpointCorrupt   a file of it is damaged or missing: use the epoch before
+├── PublicationError    a published model cannot be used
+│   ├── OriginUnavailable   what keeps it does not answer: try again
+│   └── PublicationCorrupt  it is damaged, incomplete or gone: use another
 └── ShardError          a shard cannot do what it is asked
     ├── ShardUnavailable    it cannot be reached, or is not ready yet: try again
     ├── ShardRefused        the request does not fit the shard, its model or its limits: stop and mend it
@@ -60,12 +69,59 @@ class TooManyBadSamples(StreamtrainError):
     """So many samples were refused that the stream itself is at fault."""
 
 
+class SourceError(StreamtrainError):
+    """A stream cannot be read or written."""
+
+
+class SourceUnavailable(SourceError):
+    """The service of a stream does not answer."""
+
+
+class SourceRefused(SourceError):
+    """The service of a stream refuses: credentials, topic or group are wrong."""
+
+
+class TopicMissing(SourceRefused):
+    """There is no such topic."""
+
+
+class OffsetGone(SourceError):
+    """Messages at a position are deleted, or have never been.
+
+    Attributes:
+        partition: whose they are.
+        wanted: offset of the position.
+        low: the first offset that there is.
+        high: the offset after the last.
+    """
+
+    def __init__(self, partition: int, wanted: int, low: int, high: int) -> None:
+        super().__init__(f"partition {partition} has offsets {low} to {high - 1}, but {wanted} is the next to be read")
+        self.partition, self.wanted, self.low, self.high = partition, wanted, low, high
+
+
+class WriteFailed(SourceError):
+    """A message cannot be written."""
+
+
 class CheckpointError(StreamtrainError):
     """A checkpoint cannot be written or read."""
 
 
 class CheckpointCorrupt(CheckpointError):
     """A file of a checkpoint is damaged or missing."""
+
+
+class PublicationError(StreamtrainError):
+    """A published model cannot be used."""
+
+
+class OriginUnavailable(PublicationError):
+    """What keeps published models does not answer."""
+
+
+class PublicationCorrupt(PublicationError):
+    """A published model is damaged, incomplete or gone."""
 
 
 class ShardError(StreamtrainError):

@@ -1,56 +1,300 @@
-"""A source in memory: for tests, notebooks and benchmarks."""
+"""A stream in memory: for tests, notebooks and benchmarks. It passes the contract suite that Kafka passes."""
 
+import json
 import threading
+import time
+import zlib
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
-from streamtrain.errors import BadSample
-from streamtrain.model.batch import Batch
-from streamtrain.model.model import Model
-from streamtrain.model.samples import SampleReader
+from streamtrain.errors import OffsetGone, SourceRefused, TopicMissing, WriteFailed
+from streamtrain.stream.share import share
+from streamtrain.stream.source import Bounds, Fetched, Listener
 
-Sample = bytes | str | Mapping[str, Any]
+Message = bytes | str | Mapping[str, Any]
 
 
-class MemorySource:
-    """Samples by partition and offset, each list's first at offset 0. One may add while another reads.
+class MemoryService:
+    """Topics of one process. Thread-safe: several members, each with a thread of its own, and writers."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.topics: dict[str, list[_Partition]] = {}
+        self.groups: dict[tuple[str, str], _Group] = {}
+        self.ended: set[str] = set()
+
+
+class _Partition:
+    """Messages from offset `low` on, and when each came."""
+
+    def __init__(self) -> None:
+        self.low = 0
+        self.values: list[bytes] = []
+        self.times: list[float] = []
+        self.headers: list[Mapping[str, bytes]] = []
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.low, self.low + len(self.values))
+
+
+class _Group:
+    """Who is in a group, which partitions each has, and what was committed."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, str] = {}
+        self.held: dict[str, set[int]] = {}
+        self.committed: dict[int, int] = {}
+
+
+class MemoryStream:
+    """A topic.
 
     Args:
-        model: whose schema reads the samples.
-        samples: by partition, dicts or JSON messages; a partition has one of both.
-        more: whether samples may be added later.
+        topic: its name.
+        service: whose; None: one of its own.
     """
 
-    def __init__(self, model: Model, samples: Mapping[int, Sequence[Sample]], *, more: bool = False) -> None:
-        self._reader = SampleReader(model)
-        self._samples = {partition: list(of_partition) for partition, of_partition in samples.items()}
-        self._more = more
-        self._changed = threading.Condition()
+    def __init__(self, topic: str = "samples", service: MemoryService | None = None) -> None:
+        self.topic = topic
+        self.name = f"topic {topic} in memory"
+        self._service = service or MemoryService()
 
-    def add(self, partition: int, samples: Sequence[Sample]) -> None:
-        """Adds samples at the end of a partition."""
-        with self._changed:
-            self._samples.setdefault(partition, []).extend(samples)
-            self._changed.notify_all()
+    @classmethod
+    def of(cls, messages: Mapping[int, Sequence[Message]], *, more: bool = False) -> "MemoryStream":
+        """A stream of these messages, by partition, dicts or JSON; it ends unless there may be more."""
+        stream = cls()
+        stream.create(max(messages, default=0) + 1)
+        for partition, of_partition in messages.items():
+            stream.add(partition, of_partition)
+        if not more:
+            stream.end()
+        return stream
+
+    def add(self, partition: int, messages: Sequence[Message]) -> None:
+        """Adds messages at the end of a partition."""
+        values = [one if isinstance(one, bytes) else _text(one).encode() for one in messages]
+        self._add(partition, values, [{}] * len(values))
+
+    def _add(self, partition: int, values: Sequence[bytes], headers: Sequence[Mapping[str, bytes]]) -> None:
+        with self._service.changed:
+            into = self.partitions()[partition]
+            into.values += values
+            into.headers += headers
+            into.times += [time.time()] * len(values)
+            self._service.changed.notify_all()
 
     def end(self) -> None:
         """There will be no more."""
-        with self._changed:
-            self._more = False
-            self._changed.notify_all()
+        with self._service.changed:
+            self._service.ended.add(self.topic)
+            self._service.changed.notify_all()
 
-    def ends(self) -> Mapping[int, int]:
-        """Offset after the last sample there is, by partition."""
-        return {partition: len(samples) for partition, samples in self._samples.items()}
+    def delete(self, partition: int, before: int) -> None:
+        """Deletes the messages before an offset, as retention does."""
+        with self._service.changed:
+            of = self.partitions()[partition]
+            gone = max(0, min(before, of.bounds.high) - of.low)
+            of.low += gone
+            del of.values[:gone], of.times[:gone], of.headers[:gone]
 
-    def read(self, spans: Sequence[tuple[int, int, int]]) -> tuple[Batch, list[BadSample]]:
-        """The samples of some ranges (partition, start, end) as one batch, and those that were refused."""
-        samples = [one for partition, start, end in spans for one in self._samples[partition][start:end]]
-        return next(iter(self._reader.batches(samples, len(samples))))
+    def messages(self, partition: int) -> list[tuple[bytes, Mapping[str, bytes]]]:
+        """All messages of a partition, with their headers."""
+        of = self.partitions()[partition]
+        return list(zip(of.values, of.headers, strict=True))
 
-    def wait(self, seconds: float) -> bool:
-        """Waits for more samples, for at most so long; False: there will never be any."""
-        with self._changed:
-            if self._more:
-                self._changed.wait(seconds)
-            return self._more
+    def partitions(self) -> list[_Partition]:
+        """The partitions; raises TopicMissing."""
+        with self._service.changed:
+            if self.topic not in self._service.topics:
+                raise TopicMissing(f"there is no {self.name}")
+            return self._service.topics[self.topic]
+
+    def bounds(self) -> dict[int, Bounds]:
+        """See Stream."""
+        return {partition: one.bounds for partition, one in enumerate(self.partitions())}
+
+    def create(self, partitions: int) -> None:
+        """See Stream."""
+        with self._service.changed:
+            self._service.topics.setdefault(self.topic, [_Partition() for _ in range(partitions)])
+            self._service.changed.notify_all()
+
+    def committed(self, group: str) -> dict[int, int]:
+        """See Stream."""
+        with self._service.changed:
+            self.partitions()
+            return dict(self._service.groups.get((self.topic, group), _Group()).committed)
+
+    def at(self, seconds: float) -> dict[int, int]:
+        """See Stream."""
+        with self._service.changed:
+            return {
+                partition: one.low + sum(time < seconds for time in one.times)
+                for partition, one in enumerate(self.partitions())
+            }
+
+    def source(self, group: str, job: str, listener: Listener) -> "MemorySource":
+        """See Stream."""
+        return MemorySource(self, self._service, group, job, listener)
+
+    def writer(self, topic: str | None = None) -> "MemoryWriter":
+        """See Stream."""
+        partitions = len(self.partitions())
+        other = MemoryStream(topic or self.topic, self._service)
+        other.create(partitions)
+        return MemoryWriter(other)
+
+
+class MemorySource:
+    """See Source."""
+
+    _names = count()
+
+    def __init__(self, stream: MemoryStream, service: MemoryService, group: str, job: str, listener: Listener) -> None:
+        self._stream, self._service, self._listener = stream, service, listener
+        self._name = f"member-{next(self._names):06}"
+        self._positions: dict[int, int] = {}
+        self._paused: set[int] = set()
+        self._gone: set[int] = set()
+        with service.changed:
+            stream.partitions()
+            self._group = service.groups.setdefault((stream.topic, group), _Group())
+            others = set(self._group.jobs.values()) - {job}
+            if others:
+                raise SourceRefused(f"group {group} of {stream.name} has members of another job, {others.pop()}")
+            self._group.jobs[self._name] = job
+            self._group.held[self._name] = set()
+            service.changed.notify_all()
+
+    def poll(self, most: int, seconds: float) -> list[Fetched]:
+        """See Source."""
+        deadline = time.monotonic() + seconds
+        self._rebalance()
+        while True:
+            with self._service.changed:
+                fetched = self._fetch(most)
+                if fetched or self.finished():
+                    return fetched
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return []
+                self._service.changed.wait(left)
+            self._rebalance()
+
+    def _fetch(self, most: int) -> list[Fetched]:
+        topic, stopped = self._stream.partitions(), self._paused | self._gone
+        reading = [(partition, topic[partition]) for partition in self._positions if partition not in stopped]
+        for partition, of in reading:  # before anything is fetched, which would be lost
+            if not of.low <= self._positions[partition] <= of.bounds.high:
+                self._gone.add(partition)
+                raise OffsetGone(partition, self._positions[partition], *of.bounds)
+        fetched = []
+        for partition, of in reading:
+            at = self._positions[partition]
+            values = of.values[at - of.low :][:most]
+            if values:
+                fetched.append(Fetched(partition, list(range(at, at + len(values))), values))
+                most -= len(values)
+                del self._positions[partition]  # to the end of the queue: no partition keeps another waiting
+                self._positions[partition] = at + len(values)
+        return fetched
+
+    def _rebalance(self) -> None:
+        """Gives up partitions that go to others, then takes those that are free. Listeners are called unlocked."""
+        group, changed = self._group, self._service.changed
+        with changed:
+            if self._name not in group.jobs:
+                return
+            shares = share(list(group.jobs), len(self._stream.partitions()), group.held)
+            target = set(shares[self._name])
+            given = sorted(group.held[self._name] - target)
+        if given:
+            self._listener.revoked(given)
+            self._drop(given)
+        with changed:
+            elsewhere = set().union(*(held for name, held in group.held.items() if name != self._name))
+            taken = sorted(target - elsewhere - set(self._positions))
+            group.held[self._name].update(taken)
+        if taken:
+            self._positions |= self._listener.assigned(taken)  # which is tried again if it fails
+
+    def _drop(self, partitions: Sequence[int]) -> None:
+        self._positions = {one: at for one, at in self._positions.items() if one not in partitions}
+        self._paused.difference_update(partitions)
+        self._gone.difference_update(partitions)
+        with self._service.changed:
+            self._group.held[self._name].difference_update(partitions)
+            self._service.changed.notify_all()
+
+    def seek(self, partition: int, offset: int) -> None:
+        """See Source."""
+        self._positions[partition] = offset
+        self._gone.discard(partition)
+
+    def pause(self, partitions: Sequence[int]) -> None:
+        """See Source."""
+        self._paused.update(partitions)
+
+    def resume(self, partitions: Sequence[int]) -> None:
+        """See Source."""
+        self._paused.difference_update(partitions)
+
+    def positions(self) -> dict[int, int]:
+        """See Source."""
+        return dict(self._positions)
+
+    def commit(self, positions: Mapping[int, int]) -> None:
+        """See Source."""
+        with self._service.changed:
+            self._group.committed |= positions
+
+    def lag(self) -> dict[int, int]:
+        """See Source."""
+        partitions = self._stream.partitions()
+        return {partition: partitions[partition].bounds.high - at for partition, at in self._positions.items()}
+
+    def finished(self) -> bool:
+        """See Source."""
+        return self._stream.topic in self._service.ended and not any(self.lag().values())
+
+    def close(self) -> None:
+        """See Source."""
+        if self._positions:
+            self._listener.revoked(sorted(self._positions))
+            self._drop(list(self._positions))
+        with self._service.changed:
+            self._group.jobs.pop(self._name, None)
+            self._group.held.pop(self._name, None)
+            self._service.changed.notify_all()
+
+
+class MemoryWriter:
+    """See Writer."""
+
+    def __init__(self, stream: MemoryStream) -> None:
+        self._stream = stream
+        self._turn = count()
+
+    def write(
+        self, value: bytes, *, partition: int | None = None, key: bytes | None = None, headers: Mapping[str, bytes] = {}
+    ) -> None:
+        """See Writer."""
+        partitions = len(self._stream.partitions())
+        if partition is None:
+            partition = (next(self._turn) if key is None else zlib.crc32(key)) % partitions
+        if not 0 <= partition < partitions:
+            raise WriteFailed(f"{self._stream.name} has no partition {partition}")
+        self._stream._add(partition, [value], [dict(headers)])
+
+    def flush(self, seconds: float) -> int:
+        """See Writer."""
+        return 0
+
+    def close(self) -> None:
+        """See Writer."""
+
+
+def _text(message: str | Mapping[str, Any]) -> str:
+    return message if isinstance(message, str) else json.dumps(dict(message))
