@@ -7,7 +7,7 @@ NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help system demo test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-staleness bench-checkpoint chaos clean
+.PHONY: help system servers demo kafka test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -15,6 +15,10 @@ help: ## list the targets
 # What a fresh Debian lacks beside python3, make and g++. Elsewhere it only says what is missing.
 system:
 	@$(PYTHON) .ci/system.py
+
+# And what runs the servers of tests, benchmarks and `make kafka`.
+servers:
+	@$(PYTHON) .ci/system.py servers
 
 # One virtual environment with everything; made again when the dependencies or the native core change.
 $(VENV)/ready: pyproject.toml $(NATIVE) | system
@@ -26,7 +30,10 @@ $(VENV)/ready: pyproject.toml $(NATIVE) | system
 demo: $(VENV)/ready ## learn from a year of real flights, with live metrics
 	@$(BIN)/streamtrain demo $(if $(filter-out 0,$(SECONDS_OF_DEMO)),--for $(SECONDS_OF_DEMO))
 
-test: $(VENV)/ready sanitize ## all tests, and those of the native core once more under sanitizers
+kafka: $(VENV)/ready servers ## one Kafka broker at localhost:9092, until Ctrl-C
+	@$(BIN)/python -m streamtrain.embedded.kafka
+
+test: $(VENV)/ready servers sanitize ## all tests, and those of the native core once more under sanitizers
 	$(BIN)/pytest
 
 test-native: $(VENV)/ready ## the tests of the native core alone
@@ -60,11 +67,15 @@ bench-cluster: $(VENV)/ready ## workers and parameter servers as processes; for 
 	$(BIN)/python benchmarks/cluster.py --workload w1
 	$(BIN)/python benchmarks/cluster.py --workload w2 --batch 64
 
+bench-stream: $(VENV)/ready servers ## from JSON in Kafka to what is learned (ten minutes, 8 GB of disk)
+	$(BIN)/python benchmarks/stream.py --workload w1 --topology colocated
+	$(BIN)/python benchmarks/stream.py --workload w1 --topology dedicated
+
 bench-staleness: $(VENV)/ready ## how long workers wait for a slow one, by the staleness allowed (two minutes)
 	$(BIN)/python benchmarks/staleness.py
 
-chaos: $(VENV)/ready ## kill real processes at random, 24 times, and count what was learned (three minutes)
-	$(BIN)/python -m tests.cluster.chaos --kills 24 --every 5 --samples 90000 --rate 800 --tensorflow
+chaos: $(VENV)/ready servers ## kill real processes at random, 24 times, and Kafka twice, and count what was learned (four minutes)
+	$(BIN)/python -m tests.cluster.chaos --kills 24 --restarts 2 --every 5 --samples 90000 --rate 700 --tensorflow
 
 bench-checkpoint: $(VENV)/ready ## how fast checkpoints are restored, and how long their cuts hold pushes back (minutes, 6 GB)
 	$(BIN)/python benchmarks/checkpoint.py restore

@@ -1,4 +1,7 @@
-"""Checks what building needs of the system beside python3, make and g++, and installs it on Debian as root."""
+"""Checks what building needs of the system beside python3, make and g++, and installs it on Debian as root.
+
+With the argument "servers" also what tests need to run real ones.
+"""
 
 import importlib.util
 import os
@@ -11,9 +14,13 @@ from pathlib import Path
 MINIMUM = (3, 11)
 
 
-def missing() -> list[str]:
+# What runs the servers that tests talk to, and `make kafka`, by command.
+SERVERS = {"java": "default-jre-headless", "mvn": "maven", "redis-server": "redis-server"}
+
+
+def missing(with_servers: bool) -> list[str]:
     """Names the Debian packages whose contents this machine lacks."""
-    packages = []
+    packages = [package for command, package in SERVERS.items() if with_servers and shutil.which(command) is None]
     if importlib.util.find_spec("ensurepip") is None:
         packages.append("python3-venv")
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
@@ -26,7 +33,7 @@ def missing() -> list[str]:
 def main() -> None:
     if sys.version_info < MINIMUM:
         sys.exit(f"Python {'.'.join(map(str, MINIMUM))} or newer is needed, this is {sys.version.split()[0]}")
-    packages = missing()
+    packages = missing("servers" in sys.argv[1:])
     if not packages:
         return
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]

@@ -1,0 +1,91 @@
+"""Apache Kafka's jars, which Maven gets, and the Java that runs them."""
+
+import fcntl
+import logging
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from streamtrain.errors import ConfigError
+
+VERSION = "4.2.0"
+JAVA = 17  # the oldest that this version runs on
+CACHE = Path.home() / ".cache" / "streamtrain" / f"kafka-{VERSION}"
+
+_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>streamtrain</groupId><artifactId>kafka</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
+    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
+  </dependencies>
+</project>
+"""
+logger = logging.getLogger(__name__)
+
+
+def resolve(cache: Path = CACHE) -> Path:
+    """Gets Kafka's jars with Maven, unless they are there already. Any number of processes may do so at once.
+
+    Args:
+        cache: folder of the jars; is made whole or not at all.
+
+    Returns:
+        cache.
+
+    Raises:
+        ConfigError: there is no Maven, or it cannot get them.
+    """
+    if cache.is_dir():
+        return cache
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with (cache.parent / f".{cache.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if cache.is_dir():
+            return cache
+        with tempfile.TemporaryDirectory(dir=cache.parent, prefix=f".{cache.name}.") as work:
+            _copy_jars(Path(work))
+            (Path(work) / "jars").rename(cache)
+    return cache
+
+
+def _copy_jars(work: Path) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise ConfigError("Maven gets Apache Kafka and is not on the PATH; install it (on Debian: apt install maven)")
+    logger.info("getting Apache Kafka %s with Maven (45 MB)", VERSION)
+    (work / "pom.xml").write_text(_POM)
+    command = [maven, "-B", "-q", "-f", str(work / "pom.xml"), _COPY, f"-DoutputDirectory={work / 'jars'}"]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode != 0 or not any((work / "jars").glob("kafka_*.jar")):
+        raise ConfigError(
+            f"Maven cannot get Apache Kafka {VERSION}; where Maven Central is not reached, set a mirror in "
+            f"~/.m2/settings.xml: {last_lines(done.stdout, 5)}"
+        )
+
+
+def find_java() -> str:
+    """The Java on the PATH.
+
+    Raises:
+        ConfigError: there is none, or it is too old.
+    """
+    way_out = f"install Java {JAVA} or newer (on Debian: apt install openjdk-17-jre-headless)"
+    java = shutil.which("java")
+    if java is None:
+        raise ConfigError(f"Apache Kafka runs on Java, and none is on the PATH; {way_out}")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    if match is None or int(match[1]) < JAVA:
+        raise ConfigError(f"Apache Kafka {VERSION} does not run on {java} ({last_lines(said, 3)}); {way_out}")
+    return java
+
+
+def last_lines(text: str, count: int) -> str:
+    """The end of what a program said."""
+    return "\n".join(text.strip().splitlines()[-count:])

@@ -1,0 +1,275 @@
+"""Apache Kafka itself as one broker on this machine, for tests and local runs. Needs Java, and Maven once.
+
+`python -m streamtrain.embedded.kafka` runs one at localhost:9092 until Ctrl-C.
+"""
+
+import argparse
+import atexit
+import logging
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from streamtrain.embedded.jars import CACHE, VERSION, find_java, last_lines, resolve
+from streamtrain.errors import ConfigError, SourceUnavailable
+
+# One broker for one machine: no more memory and threads than that takes, and quick to start.
+_JVM = ["-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true"]
+_LOGGING = [
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
+]
+_CLUSTER = "c3RyZWFtdHJhaW4ta2Fma2"  # any 16 bytes in URL-safe base64 without padding
+
+logger = logging.getLogger(__name__)
+
+
+class Broker:
+    """One broker, which is its own controller, on 127.0.0.1. It does not outlive this process.
+
+    Args:
+        jars: what `resolve` returned.
+        data: folder of its topics, settings and log; None: one that is deleted at `close`.
+        port: of the listener without credentials; 0: a free one.
+        users: passwords by name; if there are any, a second listener asks for them by SASL PLAIN, at `secured`.
+        properties: more of the broker's settings, or others.
+        memory: heap of its JVM, as Java writes sizes.
+
+    Attributes:
+        servers: its address for clients, "127.0.0.1:port".
+        secured: address of the listener that asks for users.
+        log: file of what it says.
+
+    Raises:
+        ConfigError: there is no fitting Java.
+    """
+
+    def __init__(
+        self,
+        jars: Path,
+        *,
+        data: Path | None = None,
+        port: int = 0,
+        users: Mapping[str, str] = {},
+        properties: Mapping[str, str] = {},
+        memory: str = "512m",
+    ) -> None:
+        self._java = [find_java(), f"-Xmx{memory}", *_JVM, *_LOGGING, "-cp", f"{jars}/*"]
+        self._temporary = None
+        if data is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="streamtrain-kafka-")
+            data = Path(self._temporary.name)
+        self._data = data
+        self._ports = [port or _free_port(), _free_port(), _free_port()]
+        self._users = users
+        self._properties = properties
+        self._process: subprocess.Popen[bytes] | None = None
+        self.servers = f"127.0.0.1:{self._ports[0]}"
+        self.secured = f"127.0.0.1:{self._ports[2]}"
+        self.log = self._data / "broker.log"
+
+    def __enter__(self) -> "Broker":
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def start(self, seconds: float = 120) -> None:
+        """Starts it, with the same ports and data every time, and waits until it answers.
+
+        Args:
+            seconds: how long to wait; it takes four on an idle machine.
+
+        Raises:
+            ConfigError: its port is taken, or its folder cannot be written.
+            SourceUnavailable: it does not answer, or has ended; the message has the end of its log.
+        """
+        _check_free(self._ports[0])
+        deadline = time.monotonic() + seconds
+        topics, settings = self._data / "topics", self._data / "server.properties"
+        try:
+            self._data.mkdir(parents=True, exist_ok=True)
+            settings.write_text("".join(f"{name}={value}\n" for name, value in self._settings(topics).items()))
+        except OSError as exc:
+            raise ConfigError(f"Kafka's data cannot be kept in {self._data}: {exc}") from exc
+        if not (topics / "meta.properties").exists():
+            self._launch(["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)])
+            self._wait(deadline)
+            if self._process is None or self._process.returncode != 0:
+                raise SourceUnavailable(f"Kafka cannot use {topics}: {self._said()}")
+        self._launch(["kafka.Kafka", str(settings)])
+        atexit.register(self.close)
+        try:
+            self._wait_until_it_answers(deadline)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _settings(self, topics: Path) -> dict[str, str]:
+        plain, control, secured = (f"127.0.0.1:{port}" for port in self._ports)
+        open_to_all, asking = f"PLAINTEXT://{plain}", f",SASL_PLAINTEXT://{secured}" if self._users else ""
+        accounts = " ".join(f'user_{name}="{password}"' for name, password in self._users.items())
+        login = f"org.apache.kafka.common.security.plain.PlainLoginModule required {accounts};"
+        return {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{control}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
+            "listeners": f"{open_to_all},CONTROLLER://{control}{asking}",
+            "advertised.listeners": f"{open_to_all}{asking}",
+            "log.dirs": str(topics),
+            # A broker that was killed may come back once its session is over.
+            "broker.heartbeat.interval.ms": "500",
+            "broker.session.timeout.ms": "3000",
+            "auto.create.topics.enable": "false",
+            "group.initial.rebalance.delay.ms": "0",
+            "offsets.topic.num.partitions": "4",
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.replication.factor": "1",
+            **({"sasl.enabled.mechanisms": "PLAIN"} if self._users else {}),
+            **({"listener.name.sasl_plaintext.plain.sasl.jaas.config": login} if self._users else {}),
+            **self._properties,
+        }
+
+    def _launch(self, arguments: Sequence[str]) -> None:
+        """Starts a JVM that the system kills when this process ends, however it does.
+
+        Linux does so when the thread ends that started it: a thread of its own does, and waits for it.
+        """
+        launched: Future[subprocess.Popen[bytes]] = Future()
+
+        def keep() -> None:
+            command = ["setpriv", "--pdeathsig", "KILL", *self._java, *arguments]
+            with self.log.open("ab") as log:
+                try:
+                    process = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    )
+                except OSError as exc:
+                    launched.set_exception(ConfigError(f"{command[0]} of util-linux cannot be run: {exc}"))
+                    return
+            launched.set_result(process)
+            process.wait()
+
+        threading.Thread(target=keep, name="kafka broker", daemon=True).start()
+        self._process = launched.result()
+
+    def _wait_until_it_answers(self, deadline: float) -> None:
+        quiet = logging.getLogger(f"{__name__}.client")
+        quiet.propagate = False
+        client = AdminClient({"bootstrap.servers": self.servers, "reconnect.backoff.max.ms": 200}, logger=quiet)
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                raise SourceUnavailable(f"Kafka at {self.servers} has ended: {self._said()}")
+            with suppress(KafkaException):  # which is the answer "not yet"
+                client.list_topics(timeout=0.5)
+                return
+        raise SourceUnavailable(f"Kafka at {self.servers} does not answer in time: {self._said()}")
+
+    def _said(self) -> str:
+        return f"the end of {self.log} is: {last_lines(self.log.read_text(errors='replace'), 15)}"
+
+    def _wait(self, deadline: float) -> None:
+        if self._process:
+            try:
+                self._process.wait(deadline - time.monotonic())
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process:
+            self._process.send_signal(number)
+
+    def stop(self, seconds: float = 30) -> None:
+        """Ends it in good order, or kills it after so long. `start` goes on with the same data."""
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
+        self._wait(time.monotonic() + seconds)
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash does."""
+        self._signal(signal.SIGKILL)
+        if self._process:
+            self._process.wait()
+
+    def pause(self) -> None:
+        """Stops it from doing anything; its connections stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        self._signal(signal.SIGCONT)
+
+    def wait(self) -> None:
+        """Waits until it ends."""
+        if self._process:
+            self._process.wait()
+
+    def close(self) -> None:
+        """Stops it, and deletes its data if they are temporary."""
+        atexit.unregister(self.close)
+        self.stop()
+        if self._temporary:
+            self._temporary.cleanup()
+
+
+def _check_free(port: int) -> None:
+    """Asked first: whoever has the port might answer in the broker's place."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as exc:
+            raise ConfigError(f"port {port} of 127.0.0.1 cannot be had for Kafka, choose another: {exc}") from exc
+
+
+def _free_port() -> int:
+    """Below those that the system gives to clients: one that knocks at a closed port of those may reach itself."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randint(20000, 32000)))
+            return int(probe.getsockname()[1])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a broker in the foreground until Ctrl-C or SIGTERM."""
+    parser = argparse.ArgumentParser(description=f"Runs Apache Kafka {VERSION} on this machine until Ctrl-C.")
+    parser.add_argument("--port", type=int, default=9092, help="of 127.0.0.1 (default %(default)s)")
+    parser.add_argument("--data", type=Path, default=CACHE.parent / "kafka", help="folder (default %(default)s)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of Kafka's jars (default %(default)s)")
+    given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        with suppress(KeyboardInterrupt), Broker(resolve(given.cache), data=given.data, port=given.port) as broker:
+            print(
+                f"Kafka serves at localhost:{given.port}; data and log are in {given.data}; Ctrl-C ends it", flush=True
+            )
+            broker.wait()
+            sys.exit(f"Kafka has ended by itself; see {broker.log}")
+    except (ConfigError, SourceUnavailable) as exc:
+        sys.exit(str(exc))
+
+
+if __name__ == "__main__":
+    main()
