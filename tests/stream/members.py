@@ -1,0 +1,134 @@
+"""Members of groups, as tests play them: what they are told and what they read. As a program: one for itself."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from streamtrain.errors import OffsetGone
+from streamtrain.stream.source import Source, Stream
+from tests.stream.kinds import KINDS
+
+SECONDS = 30.0  # in which anything must have come about, on a busy machine
+
+
+class Member:
+    """Reads on from where the group has committed, or else from `begin` or the start, and commits what it gives up.
+
+    Attributes:
+        events: ("assigned" | "revoked" | "lost", partitions).
+        got: (offset, value) by partition, in order.
+        gone: OffsetGone that were raised.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        group: str = "group",
+        job: str = "job",
+        begin: Mapping[int, int] = {},
+        say: Callable[..., None] | None = None,
+    ) -> None:
+        self.events: list[tuple[str, list[int]]] = []
+        self.got: dict[int, list[tuple[int, bytes]]] = {}
+        self.gone: list[OffsetGone] = []
+        self._begin = begin
+        self._say = say or (lambda *_: None)
+        self._stream = stream
+        self._group = group
+        self.source: Source = stream.source(group, job, self)
+
+    def __enter__(self) -> "Member":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+
+    def _note(self, event: str, partitions: Sequence[int]) -> None:
+        self.events.append((event, sorted(partitions)))
+        self._say(event, sorted(partitions))
+
+    def assigned(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        self._note("assigned", partitions)
+        at = {**self._begin, **self._stream.committed(self._group)}
+        return {partition: at.get(partition, 0) for partition in partitions}
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        self._note("revoked", partitions)
+        positions = self.source.positions()
+        self.source.commit({partition: positions[partition] for partition in partitions})
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        self._note("lost", partitions)
+
+    def take(self, most: int = 1000, seconds: float = 0.05) -> dict[int, list[int]]:
+        """Polls once; returns the offsets that came."""
+        try:
+            fetched = self.source.poll(most, seconds)
+        except OffsetGone as gone:
+            self.gone.append(gone)
+            return {}
+        assert sum(len(offsets) for _, offsets, _ in fetched) <= most
+        for partition, offsets, values in fetched:
+            assert offsets == sorted(set(offsets))
+            assert partition in self.positions
+            self.got.setdefault(partition, []).extend(zip(offsets, values, strict=True))
+            assert self.positions[partition] == offsets[-1] + 1
+        if fetched:
+            self._say("got", self.count)
+        return {partition: offsets for partition, offsets, _ in fetched}
+
+    @property
+    def positions(self) -> dict[int, int]:
+        return self.source.positions()
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.got.values()))
+
+    def offsets(self, partition: int) -> list[int]:
+        return [offset for offset, _ in self.got.get(partition, [])]
+
+    def values(self, partition: int) -> list[bytes]:
+        return [value for _, value in self.got.get(partition, [])]
+
+    def take_until(self, done: Callable[["Member"], Any], most: int = 1000) -> None:
+        """Polls until something is so."""
+        deadline = time.monotonic() + SECONDS
+        while not done(self):
+            assert time.monotonic() < deadline, (
+                f"{self.count} messages, {self.gone[-3:]}, {self.positions}, {self.events}"
+            )
+            self.take(most)
+
+
+def settle(partitions: int, *members: Member) -> list[list[int]]:
+    """Polls members in turn until they share all partitions, evenly to within one; returns those of each."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        for member in members:
+            member.take(seconds=0.02)
+        have = [sorted(member.positions) for member in members]
+        sizes = sorted(map(len, have))
+        if sum(sizes) == partitions and sizes[-1] - sizes[0] <= 1:
+            assert sorted(chain(*have)) == list(range(partitions))
+            return have
+        assert time.monotonic() < deadline, f"{have}, {[member.events for member in members]}"
+
+
+def main(kind: str, server: str, topic: str) -> None:
+    """A member that polls for ever, and prints what happens to it."""
+
+    def say(*what: object) -> None:
+        print(json.dumps(what), flush=True)
+
+    with Member(KINDS[kind].open(server, topic), say=say) as member:
+        while True:
+            member.take()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,66 @@
+"""Servers for tests: real ones, started once. A test that needs one is skipped where it is missing.
+
+`STREAMTRAIN_REQUIRE=kafka,redis` makes it fail there instead.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from streamtrain.embedded.jars import resolve
+from streamtrain.embedded.kafka import Broker
+from streamtrain.errors import StreamtrainError
+
+USERS = {"ann": "anns-secret", "bob": "bobs-secret"}  # ann may do all, bob nothing
+PROPERTIES = {
+    "group.min.session.timeout.ms": "1000",
+    "log.initial.task.delay.ms": "500",
+    "log.retention.check.interval.ms": "500",
+}
+ACCESS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS;User:ann",
+}
+
+
+def as_user(name: str, password: str | None = None) -> dict[str, str | int]:
+    """Options of a user at the secured listener."""
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": name,
+        "sasl.password": password or USERS[name],
+    }
+
+
+def missing(server: str, why: Exception) -> NoReturn:
+    """Skips the test that needs this server, or fails it where the server must be there."""
+    if server in os.environ.get("STREAMTRAIN_REQUIRE", "").split(","):
+        pytest.fail(f"{server} is required and cannot be started: {why}", pytrace=False)
+    pytest.skip(f"NOT TESTED, as {server} cannot be started: {why}")
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Broker]:
+    """A broker for all tests, which none of them may stop."""
+    try:
+        broker = Broker(resolve(), users=USERS, properties=PROPERTIES | ACCESS)
+        broker.start()
+    except StreamtrainError as exc:
+        missing("kafka", exc)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture(scope="module")
+def own_kafka() -> Iterator[Broker]:
+    """A broker for tests that stop it: they leave it running. It ends connections that are idle for a second."""
+    try:
+        broker = Broker(resolve(), properties=PROPERTIES | {"connections.max.idle.ms": "1000"})
+        broker.start()
+    except StreamtrainError as exc:
+        missing("kafka", exc)
+    yield broker
+    broker.close()

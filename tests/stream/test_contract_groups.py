@@ -1,0 +1,259 @@
+"""The contract of streams, on every kind of them: how the members of a group share partitions."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from streamtrain.errors import SourceRefused
+from streamtrain.stream.source import Stream
+from tests.stream.kinds import KINDS, Place, fill
+from tests.stream.members import SECONDS, Member, settle
+
+
+class Failing(Member):
+    """Fails as often as `failures` says, by event."""
+
+    def __init__(self, stream: Stream, failures: dict[str, int]) -> None:
+        self.failures = failures
+        super().__init__(stream)
+
+    def _maybe_fail(self, event: str) -> None:
+        self.failures[event] = self.failures.get(event, 0) - 1
+        if self.failures[event] >= 0:
+            raise RuntimeError(f"cannot be {event}")
+
+    def assigned(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        positions = super().assigned(partitions)
+        self._maybe_fail("assigned")
+        return positions
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        super().revoked(partitions)
+        self._maybe_fail("revoked")
+
+
+def told(member: Member, event: str) -> list[int]:
+    return sorted(p for kind, partitions in member.events if kind == event for p in partitions)
+
+
+def test_members_share_and_nothing_is_read_twice(place: Place) -> None:
+    stream = place.make(5)
+    fill(stream, dict.fromkeys(range(5), 200))
+    with Member(stream) as one:
+        one.take_until(lambda m: m.count > 300, most=100)
+        assert one.events == [("assigned", [0, 1, 2, 3, 4])]
+        with Member(stream) as two, Member(stream) as three:
+            settle(5, one, two, three)
+            fill(stream, dict.fromkeys(range(5), 200))
+            deadline = time.monotonic() + SECONDS
+            while one.count + two.count + three.count < 2000:
+                assert time.monotonic() < deadline
+                for member in (one, two, three):
+                    member.take(100)
+            for partition in range(5):
+                assert sorted(chain(*(m.offsets(partition) for m in (one, two, three)))) == list(range(400))
+
+
+def test_partitions_are_revoked_before_another_member_gets_them(place: Place) -> None:
+    stream = place.make(4)
+    owners: dict[int, str] = {}
+
+    def watch(name: str) -> Any:
+        def say(event: str, partitions: Any) -> None:
+            for partition in partitions if event != "got" else ():
+                assert owners.pop(partition, "nobody") == ("nobody" if event == "assigned" else name)
+                if event == "assigned":
+                    owners[partition] = name
+
+        return say
+
+    with Member(stream, say=watch("one")) as one:
+        settle(4, one)
+        with Member(stream, say=watch("two")) as two:
+            settle(4, one, two)
+            with Member(stream, say=watch("three")) as three:
+                settle(4, one, two, three)
+            settle(4, one, two)
+        settle(4, one)
+        assert owners == dict.fromkeys(range(4), "one")
+    assert owners == {}
+
+
+def test_what_a_member_keeps_is_left_alone(place: Place) -> None:
+    stream = place.make(4)
+    with Member(stream) as one:
+        settle(4, one)
+        with Member(stream) as two:
+            have = settle(4, one, two)
+            assert told(one, "assigned") == [0, 1, 2, 3]
+            assert told(one, "revoked") == told(two, "assigned") == have[1]
+
+
+def test_a_member_that_leaves_is_followed_where_it_was(place: Place) -> None:
+    stream = place.make(2)
+    fill(stream, {0: 10, 1: 10})
+    one, two = Member(stream), Member(stream)
+    settle(2, one, two)
+    deadline = time.monotonic() + SECONDS
+    while one.count + two.count < 20 and time.monotonic() < deadline:
+        one.take()
+        two.take()
+    one.source.close()
+    fill(stream, {0: 5, 1: 5})
+    two.take_until(lambda m: one.count + m.count == 30)
+    assert two.positions == {0: 15, 1: 15}
+    assert one.events[-1][0] == "revoked"
+    two.source.close()
+    assert stream.committed("group") == {0: 15, 1: 15}
+
+
+@pytest.mark.parametrize("place", [name for name, kind in KINDS.items() if kind.processes], indirect=True)
+def test_a_member_that_is_killed_is_followed(place: Place) -> None:
+    stream = place.make(3)
+    fill(stream, dict.fromkeys(range(3), 10))
+    command = [sys.executable, "-m", "tests.stream.members", place.name, place.server, place.topic]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process, Member(stream) as here:
+        heard: list[list[Any]] = []
+        reader = threading.Thread(target=lambda: heard.extend(map(json.loads, process.stdout or [])))
+        reader.start()
+        here.take_until(lambda m: len(m.positions) in (1, 2) and any(event == "assigned" for event, _ in heard))
+        process.kill()
+        begin = time.monotonic()
+        here.take_until(lambda m: len(m.positions) == 3)
+        assert time.monotonic() - begin < 15
+        reader.join()
+        # What it had not committed is read again.
+        here.take_until(lambda m: m.positions == {0: 10, 1: 10, 2: 10})
+
+
+def test_an_exception_of_the_listener_comes_out_of_poll(place: Place) -> None:
+    """And `assigned` is tried again: the partitions are the member's."""
+    stream = place.make(2)
+    fill(stream, {0: 10, 1: 10})
+    with Failing(stream, {"assigned": 2, "revoked": 1}) as one:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="cannot be assigned"):
+                one.take_until(lambda m: False)
+            assert one.positions == {}
+        one.take_until(lambda m: m.count == 20)
+        with Member(stream) as two:
+
+            def both(member: Member) -> bool:
+                two.take()
+                return False
+
+            with pytest.raises(RuntimeError, match="cannot be revoked"):
+                one.take_until(both)
+            settle(2, one, two)
+
+
+def test_an_exception_of_the_listener_comes_out_of_close(place: Place) -> None:
+    stream = place.make(2)
+    one = Failing(stream, {"revoked": 1})
+    settle(2, one)
+    with pytest.raises(RuntimeError, match="cannot be revoked"):
+        one.source.close()
+    one.source.close()
+    with Member(stream) as two:
+        settle(2, two)
+
+
+def test_close_revokes_and_may_be_called_twice(place: Place) -> None:
+    stream = place.make(2)
+    fill(stream, {0: 10})
+    member = Member(stream)
+    member.take_until(lambda m: m.count == 10)
+    member.source.close()
+    member.source.close()
+    assert member.events == [("assigned", [0, 1]), ("revoked", [0, 1])]
+    assert stream.committed("group") == {0: 10, 1: 0}
+    Member(stream).source.close()  # one that never polled
+
+
+def test_positions_are_committed_by_group(place: Place) -> None:
+    stream = place.make(3)
+    fill(stream, {0: 10, 1: 10})
+    assert stream.committed("group") == {}
+    with Member(stream) as member:
+        settle(3, member)
+        member.source.commit({0: 4, 1: 10})
+        member.source.commit({})
+        member.source.commit({0: 7})
+        deadline = time.monotonic() + SECONDS
+        while stream.committed("group") != {0: 7, 1: 10}:
+            assert time.monotonic() < deadline
+            member.take()
+        assert stream.committed("another") == {}
+
+
+def test_groups_read_by_themselves(place: Place) -> None:
+    stream = place.make(2)
+    fill(stream, {0: 10, 1: 10})
+    with Member(stream) as one, Member(stream, group="another", job="another") as two:
+        one.take_until(lambda m: m.count == 20)
+        two.take_until(lambda m: m.count == 20)
+
+
+def test_a_pause_ends_when_a_partition_goes(place: Place) -> None:
+    stream = place.make(2)
+    fill(stream, {0: 10, 1: 10})
+    with Member(stream) as one:
+        one.take_until(lambda m: m.count == 20)
+        one.source.pause([0, 1])
+        with Member(stream) as two:
+            settle(2, one, two)
+        settle(2, one)
+        (came,) = told(two, "assigned")
+        fill(stream, {0: 10, 1: 10})
+        one.take_until(lambda m: len(m.offsets(came)) == 20)
+        assert one.offsets(1 - came) == list(range(10))
+
+
+def test_another_job_is_refused(place: Place) -> None:
+    stream = place.make(2)
+    with Member(stream) as one:
+        settle(2, one)
+        with pytest.raises(SourceRefused, match="group"):
+            Member(stream, job="another")
+        Member(stream, group="another", job="another").source.close()
+    Member(stream, job="another").source.close()
+
+
+def test_two_jobs_that_come_at_once_do_not_both_go_on(place: Place) -> None:
+    stream = place.make(2)
+    fill(stream, {0: 10, 1: 10})
+    barrier = threading.Barrier(2)
+    members: list[Member] = []
+    refused: list[SourceRefused] = []
+
+    def join(job: str) -> None:
+        barrier.wait()
+        try:
+            member = Member(stream, job=job)
+            members.append(member)
+            barrier.wait(5)
+            member.take_until(lambda m: m.count > 0)
+            deadline = time.monotonic() + 3
+            while time.monotonic() < deadline:
+                member.take()
+        except SourceRefused as exc:
+            refused.append(exc)
+            barrier.abort()
+        except threading.BrokenBarrierError:
+            pass  # the other was refused before it began
+
+    threads = [threading.Thread(target=join, args=(job,)) for job in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused
+    for member in members:
+        member.source.close()

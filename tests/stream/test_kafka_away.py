@@ -1,0 +1,104 @@
+"""Brokers that die, hang or come late under readers and writers."""
+
+import logging
+import time
+
+import pytest
+
+from streamtrain.embedded.kafka import Broker
+from streamtrain.errors import WriteFailed
+from streamtrain.stream.kafka import KafkaStream
+from tests.stream.kinds import KAFKA_OPTIONS, Place, fill, message
+from tests.stream.members import SECONDS, Member, settle
+
+LOGGER = "streamtrain.stream.kafka"
+
+
+@pytest.fixture
+def place(own_kafka: Broker) -> Place:
+    return Place("kafka", own_kafka.servers)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """What was logged for people, up to the reason."""
+    records = [one for one in caplog.records if one.name == LOGGER and one.levelno >= logging.INFO]
+    return [(one.levelname, one.getMessage().split(": ")[0]) for one in records]
+
+
+def test_a_reader_and_a_writer_go_on_when_the_broker_comes_back(
+    own_kafka: Broker, place: Place, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    away = ("WARNING", f"Kafka at {place.server} is away")
+    back = ("INFO", f"Kafka at {place.server} is back")
+    stream = place.make(2)
+    writer = stream.writer()
+    fill(stream, {0: 10, 1: 10})
+    with Member(stream) as member:
+        member.take_until(lambda m: m.count == 20)
+        own_kafka.kill()
+        member.take_until(lambda _: away in lines(caplog))
+        assert "refused" in caplog.text
+        for offset in range(10, 15):
+            writer.write(message(0, offset), partition=0)
+        assert writer.flush(0.1) == 5
+        begin = time.monotonic()
+        assert member.take(100, 0.5) == {}
+        assert time.monotonic() - begin < 2
+        own_kafka.start()
+        assert writer.flush(SECONDS) == 0
+        member.take_until(lambda m: m.positions == {0: 15, 1: 10})  # it may have lost and got them meanwhile
+        member.take_until(lambda _: back in lines(caplog))
+        # Connections that end for being idle are nothing to tell of.
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            member.take()
+        writer.write(message(0, 15), partition=0)
+        member.take_until(lambda m: m.positions.get(0) == 16)
+    writer.close()
+    assert lines(caplog) == [away, back]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_reader_goes_on_when_the_broker_hung(own_kafka: Broker, place: Place) -> None:
+    stream = place.make(1)
+    fill(stream, {0: 10})
+    with Member(stream) as member:
+        member.take_until(lambda m: m.count == 10)
+        own_kafka.pause()
+        begin = time.monotonic()
+        for _ in range(10):
+            assert member.take(100, 0.1) == {}
+        assert time.monotonic() - begin < 3
+        own_kafka.resume()
+        fill(stream, {0: 10})
+        member.take_until(lambda m: m.count == 20)
+
+
+def test_close_does_not_wait_for_a_broker_that_is_away(own_kafka: Broker, place: Place) -> None:
+    stream = place.make(1)
+    member = Member(stream)
+    settle(1, member)
+    writer = stream.writer()
+    own_kafka.kill()
+    writer.write(b"lost", partition=0)
+    begin = time.monotonic()
+    writer.close()
+    member.source.close()
+    assert time.monotonic() - begin < 10
+    own_kafka.start()
+    assert stream.bounds()[0].high == 0
+
+
+def test_what_cannot_be_written_in_time_is_told(own_kafka: Broker, place: Place) -> None:
+    place.make(1)
+    stream = KafkaStream(place.server, place.topic, KAFKA_OPTIONS | {"message.timeout.ms": 1000})
+    writer = stream.writer()
+    own_kafka.pause()
+    writer.write(b"late", partition=0)
+    with pytest.raises(WriteFailed, match=r"cannot be written: .*timed out"):
+        writer.flush(SECONDS)
+    own_kafka.resume()
+    writer.write(b"in time", partition=0)
+    assert writer.flush(SECONDS) == 0
+    writer.close()
