@@ -6,6 +6,10 @@ NB_MODULE(_core, m) {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
     throw nanobind::import_error("streamtrain was built for CPUs with AVX2; build it here with STREAMTRAIN_ARCH=native");
 #endif
+#if defined(NDEBUG)
+  // A process that ends by an error still holds what the error's traceback refers to: no leak, and no news for its user.
+  nanobind::set_leak_warnings(false);
+#endif
   m.doc() = "Native core of streamtrain: hash, decoder, plan, embedding table, row optimizers.";
   streamtrain::bind_decode(m);
   streamtrain::bind_dense(m);

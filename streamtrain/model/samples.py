@@ -18,7 +18,8 @@ from streamtrain.model.batch import Batch
 from streamtrain.model.columns import ColumnReader
 from streamtrain.model.model import Model
 
-REASONS: tuple[str, ...] = DECODE_REASONS
+LATE = "late"
+REASONS: tuple[str, ...] = (*DECODE_REASONS, "not_avro", "not_protobuf", "unknown_schema", LATE)
 
 Samples = Batch | Mapping[str, Any] | Iterable[bytes | str | Mapping[str, Any]]
 
@@ -29,12 +30,13 @@ class SampleReader:
     Args:
         model: whose samples are read.
         with_labels: whether labels and weights are read (training) or ignored (prediction).
+        max_message_bytes: of JSON messages, if not what the schema says.
     """
 
-    def __init__(self, model: Model, *, with_labels: bool = True) -> None:
+    def __init__(self, model: Model, *, with_labels: bool = True, max_message_bytes: int | None = None) -> None:
         self._with_labels = with_labels
         try:
-            self._decoder = _decoder(model)
+            self._decoder = _decoder(model, max_message_bytes or model.schema.max_message_bytes)
         except ValueError as exc:
             raise ConfigError(f"schema: {exc}") from exc
         self._columns = ColumnReader(model, with_labels=with_labels)
@@ -87,7 +89,7 @@ class SampleReader:
         return batch, bad
 
 
-def _decoder(model: Model) -> Decoder:
+def _decoder(model: Model, max_message_bytes: int) -> Decoder:
     schema = model.schema
     position = {one.name: i for i, one in enumerate(schema.categoricals)}
     return Decoder(
@@ -112,7 +114,7 @@ def _decoder(model: Model) -> Decoder:
         ],
         time=schema.time,
         weight=schema.weight,
-        max_message_bytes=schema.max_message_bytes,
+        max_message_bytes=max_message_bytes,
         max_id_bytes=schema.max_id_bytes,
         max_depth=schema.max_depth,
     )

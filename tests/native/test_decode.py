@@ -497,7 +497,8 @@ def test_every_reason_is_tested_and_named() -> None:
 
 def test_every_reason_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "samples.md").read_text()
-    assert tuple(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == _core.DECODE_REASONS
+    documented = tuple(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert documented[: len(_core.DECODE_REASONS)] == _core.DECODE_REASONS  # those of other formats follow
 
 
 def test_positions_of_refusals() -> None:

@@ -1,0 +1,317 @@
+"""Files of samples: what becomes a message, what its key and time are, and what is said of files that are damaged."""
+
+import bz2
+import decimal
+import gzip
+import json
+import lzma
+import tracemalloc
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamtrain.errors import ConfigError
+from streamtrain.stream.files import Sample, SampleFile, limited, repeated
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: bytes(pa.compress(data, "zstd", asbytes=True)),
+}
+LINES = b"".join(b'{"user":%d,"noise":"%d"}\n' % (i, i * 7919 % 1_000_003) for i in range(60_000))
+
+
+def samples(file: Path | str, format: Any = None, **options: Any) -> list[Sample]:
+    return [one for block in SampleFile(str(file), format, **options).blocks() for one in block.samples]
+
+
+def values(file: Path | str, format: Any = None, **options: Any) -> list[bytes]:
+    return [value for value, _, _ in samples(file, format, **options)]
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+# --- JSON lines ---
+
+
+def test_lines_are_passed_on_as_they_are(tmp_path: Path) -> None:
+    content = b'{"a": 1}\r\n\n \t\n{"b":\xff}\nnot json\n{"a"\r:2}  \n{"last":0}'
+    file = written(tmp_path / "a.jsonl", content)
+    assert values(file) == [b'{"a": 1}', b'{"b":\xff}', b"not json", b'{"a"\r:2}  ', b'{"last":0}']
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_lines(tmp_path: Path, suffix: str) -> None:
+    whole = COMPRESS[suffix](LINES)
+    assert values(written(tmp_path / f"a.jsonl.{suffix}", whole)) == LINES.splitlines()
+    cut = written(tmp_path / f"cut.jsonl.{suffix}", whole[: len(whole) * 2 // 3])
+    with pytest.raises(ConfigError, match=rf"^cannot read {cut}.*(ended before|[Tt]runcated)"):
+        values(cut)
+
+
+def test_a_cut_off_file_says_how_far_it_was_good(tmp_path: Path) -> None:
+    whole, cut = gzip.compress(LINES), tmp_path / "cut.jsonl.gz"
+    good: list[Sample] = []
+    with pytest.raises(ConfigError, match="after sample ") as caught:
+        good.extend(one for block in SampleFile(str(written(cut, whole[:-100]))).blocks() for one in block.samples)
+    assert f"after sample {len(good):,}: " in str(caught.value)
+    assert [value for value, _, _ in good] == LINES.splitlines()[: len(good)]
+    assert len(good) > 10_000
+
+
+def test_urls(tmp_path: Path) -> None:
+    with fsspec.open("memory://files/b.jsonl.gz", "wb") as stream:
+        stream.write(gzip.compress(b"{}\n"))
+    assert values("memory://files/b.jsonl.gz") == [b"{}"]
+    assert values(f"file://{written(tmp_path / 'a.ndjson', b'{}')}") == [b"{}"]
+
+
+def test_keys_and_times_of_lines(tmp_path: Path) -> None:
+    lines = [
+        (b'{"ts":1.5,"user":"u\\u00e4"}', 1.5, "uä".encode()),
+        (b'{"user":77,"ts":"1970-01-01T01:00:00+01:00"}', 0.0, b"77"),
+        (b'{"user":"77","ts":"1970-01-02"}', 86400.0, b"77"),
+        (b'{"user":123456789012345678901234567890,"ts":1700000000000}', None, b"123456789012345678901234567890"),
+        (b'{"user":1.5,"ts":"soon"}', None, None),
+        (b'{"user":["a"],"ts":true}', None, None),
+        (b'{"user":null}', None, None),
+        (b'{"user":"u","ts":NaN}', None, None),
+        (b'{"user":' + b"[" * 100_000, None, None),
+        (b'{"user":"\xff","ts":1}', 1.0, None),
+        (b'{"user":' + b"7" * 5000 + b"}", None, None),
+        (b"[1]", None, None),
+    ]
+    file = written(tmp_path / "a.jsonl", b"\n".join(line for line, _, _ in lines))
+    assert samples(file, key="user", time="ts") == lines
+
+
+def test_a_field_that_no_line_has(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.jsonl", b'{"user":1}\n{"user":2}\n')
+    with pytest.raises(ConfigError, match="none of the first 2 samples has a field 'usr'"):
+        samples(file, key="usr")
+
+
+def test_endless_lines_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a line has more than 16,777,216 bytes"):
+        values(written(tmp_path / "a.jsonl", b"x" * (20 << 20)))
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.jsonl.gz", gzip.compress(b'{"a":"%s"}\n' % (b"x" * 1000) * 50_000))
+    tracemalloc.start()
+    try:
+        assert sum(len(block.samples) for block in SampleFile(str(file)).blocks()) == 50_000
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+# --- CSV ---
+
+
+def test_cells(tmp_path: Path) -> None:
+    content = (
+        b'\xef\xbb\xbfuser,item,"a ""b""",label\r\n'
+        b'007,77,"say ""hi"",\n\\\t",True\r\n'
+        b"\r\n"
+        b",1e3,.5,FALSE\n"
+        b",,,\n"
+        b'"","-0.50", 1,0x1\n'
+    )
+    file = written(tmp_path / "a.csv", content)
+    expected = [
+        b'{"user":"007","item":77,"a \\"b\\"":"say \\"hi\\",\\n\\\\\\t","label":true}',
+        b'{"item":1e3,"a \\"b\\"":".5","label":false}',
+        b"{}",
+        b'{"item":-0.50,"a \\"b\\"":" 1","label":"0x1"}',
+    ]
+    assert values(file) == expected
+    text = values(file, text=["item", "label"])
+    assert [json.loads(value).get("item") for value in text] == ["77", "1e3", None, "-0.50"]
+    assert [json.loads(value).get("label") for value in text] == ["True", "FALSE", None, "0x1"]
+
+
+CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+
+
+@given(rows=st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=5))
+def test_text_comes_through_unharmed(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
+    file = tmp_path_factory.getbasetemp() / "text.csv"
+    quoted = ("".join(f'"{cell.replace(chr(34), chr(34) * 2)}",' for cell in row) + "1\n" for row in rows)
+    file.write_bytes(("a,b,c\n" + "".join(quoted)).encode())
+    found = [json.loads(value) for value in values(file, text=["a", "b"])]
+    assert [(one.get("a", ""), one.get("b", ""), one["c"]) for one in found] == [(a, b, 1) for a, b in rows]
+
+
+def test_type_of_a_cell_does_not_depend_on_the_others(tmp_path: Path) -> None:
+    rows = 300_000
+    file = written(tmp_path / "a.csv", b"id\n" + b"12345\n" * rows + b"x7\n12345678901234567890123\n")
+    found = values(file)
+    assert found[0] == found[rows - 1] == b'{"id":12345}'
+    assert found[rows:] == [b'{"id":"x7"}', b'{"id":12345678901234567890123}']
+
+
+def test_keys_and_times_of_csv(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.csv", b"ts,user\n1.5,007\n1970-01-01 00:01:00,\n,77\n")
+    found = [(time, key) for _, time, key in samples(file, key="user", time="ts")]
+    assert found == [(1.5, b"007"), (60.0, None), (None, b"77")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a,b\n" + b"1,2\n" * 300_000 + b"3\n", r"after sample \d+,\d+: .*Row #300002: Expected 2 columns, got 1"),
+        (b"a,b\n1,2\n3,\xff\n", "Row #3: .*invalid UTF8"),
+        (b'a,b\n1,2\n3,"' + b"x\n" * (2 << 20), "a row has more than 1,048,576 bytes; a quote may not be closed"),
+        (b"", "no header"),
+        (b"\n\n", "no header"),
+        (b"a,b,a\n", "names 'a' more than once"),
+        (b'a,"b\nc"\n1,2\n', "header.* cannot be read"),
+        (b"\xff\xfea\n", "header.* cannot be read"),
+        (b"a" * (2 << 20), "first line.* has more than 1,048,576 bytes"),
+    ],
+)
+def test_malformed_csv(tmp_path: Path, content: bytes, message: str) -> None:
+    file = written(tmp_path / "bad.csv", content)
+    with pytest.raises(ConfigError, match=f"^cannot read {file}.*{message}") as caught:
+        values(file)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_columns_that_are_not_there(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.csv", b"user,item\n1,2\n")
+    for options in ({"key": "usr"}, {"time": "usr"}, {"text": ["item", "usr"]}):
+        with pytest.raises(ConfigError, match="there is no column 'usr'; there are user, item"):
+            values(file, **options)
+    assert values(written(tmp_path / "b.csv", b"user,item\n"), key="item") == []
+
+
+# --- Parquet ---
+
+
+def parquet(path: Path, table: pa.Table, **options: Any) -> Path:
+    pq.write_table(table, path, **options)
+    return path
+
+
+def test_types_of_parquet(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "ts": [datetime(2024, 1, 1, 0, 0, 0, 250_000, tzinfo=UTC), None],
+            "ns": pa.array([1_700_000_000_123_456_789, 0], pa.timestamp("ns")),
+            "day": [date(1970, 1, 2), None],
+            "user": [5, None],
+            "ids": [["a", "b"], []],
+            "numbers": [[1, 2], None],
+            "price": [1.5, float("nan")],
+            "seen": [True, False],
+            "raw": [b"x", None],
+            "kind": pa.array(["k", "l"]).dictionary_encode(),
+            "cost": [decimal.Decimal("1.50"), None],
+            "big": pa.array([2**64 - 1, 0], pa.uint64()),
+        }
+    )
+    first, second = (json.loads(value) for value in values(parquet(tmp_path / "a.parquet", table)))
+    assert first == {
+        "ts": 1704067200.25,
+        "ns": pytest.approx(1_700_000_000.123456, abs=1e-6),
+        "day": 86400,
+        "user": 5,
+        "ids": ["a", "b"],
+        "numbers": [1, 2],
+        "price": 1.5,
+        "seen": True,
+        "raw": "x",
+        "kind": "k",
+        "cost": 1.5,
+        "big": 2**64 - 1,
+    }
+    assert {name for name, value in second.items() if value is None} == {"ts", "day", "user", "numbers", "price"} | {
+        "raw",
+        "cost",
+    }
+
+
+def test_ids_that_pandas_made_floats(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "a.pq", pa.table({"user": [123456789012.0, float("nan"), None], "item": [7, 8, 9]}))
+    found = [json.loads(value) for value in values(file, text=["user", "item"])]
+    assert found == [{"user": u, "item": i} for u, i in (("123456789012", "7"), (None, "8"), (None, "9"))]
+    file = parquet(tmp_path / "b.pq", pa.table({"user": [1.5]}))
+    with pytest.raises(ConfigError, match="column 'user', of type double, cannot be converted"):
+        values(file, text=["user"])
+
+
+def test_many_row_groups_with_keys_and_times(tmp_path: Path) -> None:
+    count = 10_000
+    table = pa.table({"ts": pa.array(range(count), pa.timestamp("s")), "user": range(count)})
+    file = SampleFile(str(parquet(tmp_path / "a.parquet", table, row_group_size=1000)), key="user", time="ts")
+    blocks = list(file.blocks())
+    assert [one for block in blocks for one in block.samples] == [
+        (b'{"ts":%d.0,"user":%d}' % (i, i), float(i), b"%d" % i) for i in range(count)
+    ]
+    shares = [block.share or 0 for block in blocks]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.5
+    assert shares[-1] == 1
+
+
+def test_what_is_no_parquet(tmp_path: Path) -> None:
+    good = parquet(tmp_path / "a.parquet", pa.table({"a": range(1000)})).read_bytes()
+    for content in (b"", b"a,b\n1,2\n" * 10, good[: len(good) // 2], good[:8] + b"\0" * 64 + good[72:]):
+        with pytest.raises(ConfigError, match=f"^cannot read {tmp_path}/bad.parquet: "):
+            values(written(tmp_path / "bad.parquet", content))
+    with pytest.raises(ConfigError, match="column 'a', of type binary"):
+        values(parquet(tmp_path / "b.parquet", pa.table({"a": [b"\xff"]})))
+    with pytest.raises(ConfigError, match="there is no column 'b'; there are a"):
+        values(tmp_path / "b.parquet", key="b")
+
+
+# --- all ---
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "message"),
+    [
+        ("nowhere.jsonl", {}, "cannot read nowhere.jsonl: No such file or directory"),
+        ("/", {"format": "jsonl"}, "cannot read /: Is a directory"),
+        ("samples.txt", {}, "the name of samples.txt does not tell its format: say jsonl, csv, parquet"),
+        ("samples.jsonl", {"format": "json"}, "samples are jsonl, csv, parquet, not 'json'"),
+        ("samples.jsonl", {"text": ["a"]}, "JSON says itself what is text"),
+        ("-", {"format": "parquet"}, "cannot come from standard input"),
+        ("nowhere://user:secret@host/a.csv", {}, "cannot read nowhere://host/a.csv: Protocol not known"),
+    ],
+)
+def test_what_is_wrong_is_said(file: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        samples(file, **options)
+
+
+def test_limit(tmp_path: Path) -> None:
+    file = SampleFile(str(written(tmp_path / "a.jsonl", LINES)))
+    for most in (1, 59_999, 60_000, 60_001):
+        assert sum(len(block.samples) for block in limited(file.blocks(), most)) == min(most, 60_000)
+
+
+def test_rounds_go_on_in_event_time(tmp_path: Path) -> None:
+    file = SampleFile(str(written(tmp_path / "a.jsonl", b'{"t":10}\n{}\n{"t":30}\n{"t":20}\n')), time="t")
+    found = [time for block in limited(repeated(file), 12) for _, time, _ in block.samples]
+    assert found == [10, None, 30, 20, 30, None, 50, 40, 50, None, 70, 60]
+
+
+def test_nothing_is_not_repeated_for_ever(tmp_path: Path) -> None:
+    assert list(repeated(SampleFile(str(written(tmp_path / "a.jsonl", b"\n"))))) == []
+    with pytest.raises(ConfigError, match="standard input cannot be repeated"):
+        repeated(SampleFile("-"))
