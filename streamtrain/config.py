@@ -15,12 +15,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from streamtrain.errors import ConfigError
-from streamtrain.settings import GROUPS, KEYS, MASK, SECRETS, ConsistencySettings, Settings, mask_credentials
+from streamtrain.setting_types import MASK, mask_credentials
+from streamtrain.settings import GROUPS, KEYS, SECRETS, ConsistencySettings, Settings
 
 __all__ = ["DEFAULT_FILE", "PREFIX", "Settings", "load_settings"]
 
 DEFAULT_FILE = Path("streamtrain.toml")
 PREFIX = "STREAMTRAIN_"
+
+_FOR_TESTS = f"{PREFIX}REQUIRE"  # the servers without which tests fail; whom they start inherits it
 
 # What Kubernetes puts into the environment for a service whose name begins with "streamtrain".
 _SERVICE_LINK = re.compile(
@@ -101,7 +104,7 @@ def _of_file(file: Path | None) -> _Source:
 
 
 def _of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    names = [name for name in environment if name.startswith(PREFIX)]
+    names = [name for name in environment if name.startswith(PREFIX) and name != _FOR_TESTS]
     return {
         name.removeprefix(PREFIX).lower().replace("__", "."): environment[name]
         for name in names

@@ -1,81 +1,25 @@
-"""The settings of a cluster's processes: which there are, what each may be and what it is by default.
+"""Settings of a cluster's processes: what each may be, and is by default; docs/configuration.md has their meaning."""
 
-docs/configuration.md says what each means to an operator.
-"""
-
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo
+from pydantic import BaseModel, ConfigDict, Field
 
-from streamtrain.address import parse_address
-from streamtrain.clock import parse_duration
+from streamtrain.setting_types import (
+    Addresses,
+    Count,
+    Flag,
+    Listen,
+    Options,
+    Ratio,
+    Seconds,
+    Secret,
+    Start,
+    Text,
+    masked,
+)
 
-MASK = "***"
-SECRETS = frozenset({"security.token"})
-_CREDENTIALS = re.compile(r"(?<=://)[^/\s]+(?=@)")
-
-
-def mask_credentials(text: str) -> str:
-    """Text with what stands before the @ of URLs masked."""
-    return _CREDENTIALS.sub(MASK, text)
-
-
-def _addresses(value: Any, info: ValidationInfo) -> tuple[str, ...]:
-    texts = [text.strip() for text in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not texts:
-        raise ValueError('must be a list of addresses such as ["10.0.0.1:2222"], or these separated by commas')
-    addresses = tuple(str(parse_address(text, str(info.field_name))) for text in texts)
-    if len(set(addresses)) < len(addresses):
-        raise ValueError("must name every address once")
-    return addresses
-
-
-def _listen(value: Any, info: ValidationInfo) -> str:
-    return str(parse_address(value, str(info.field_name), any_port=True))
-
-
-def _seconds(value: Any, info: ValidationInfo) -> float:
-    if _is_text(info) and isinstance(value, str) and re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,9})?", value):
-        value = float(value)
-    return parse_duration(value, str(info.field_name))
-
-
-def _count(value: Any, info: ValidationInfo) -> int:
-    if _is_text(info) and isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
-        return int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError("must be an integer")
-    return value
-
-
-def _flag(value: Any, info: ValidationInfo) -> bool:
-    if _is_text(info) and value in ("true", "false"):
-        return bool(value == "true")
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("must be non-empty text")
-    return value
-
-
-def _is_text(info: ValidationInfo) -> bool:
-    """Whether numbers and truth may come as text: environment and command line have nothing else."""
-    return bool(info.context and info.context["text"])
-
-
-Addresses = Annotated[tuple[str, ...], BeforeValidator(_addresses)]
-Listen = Annotated[str, BeforeValidator(_listen)]
-Seconds = Annotated[float, BeforeValidator(_seconds)]
-Count = Annotated[int, BeforeValidator(_count)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
-Text = Annotated[str, BeforeValidator(_text)]
-Secret = Annotated[SecretStr, BeforeValidator(_text)]
+SECRETS = frozenset({"security.token", "serve.admin_token", "stream.kafka", "stream.registry_config"})
 
 
 class _Group(BaseModel):
@@ -83,7 +27,7 @@ class _Group(BaseModel):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            yield name, mask_credentials(value) if isinstance(value, str) else value
+            yield name, masked(value)
 
 
 class PsSettings(_Group):
@@ -98,6 +42,7 @@ class PsSettings(_Group):
         wire_dtype: of rows and gradients on their way.
         timeout: deadline of a call, in seconds.
         sessions: of workers with one shard, open at once; each holds a thread.
+        metrics: address of a shard's Prometheus metrics; None: they are not served.
     """
 
     addresses: Addresses = ()
@@ -107,6 +52,7 @@ class PsSettings(_Group):
     wire_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     timeout: Seconds = 10.0
     sessions: Annotated[Count, Field(ge=1, le=4096)] = 256
+    metrics: Listen | None = None
 
 
 class ConsistencySettings(_Group):
@@ -123,6 +69,71 @@ class ConsistencySettings(_Group):
     lease: Seconds = 10.0
 
 
+class StreamSettings(_Group):
+    """The samples, and how they are read.
+
+    Attributes:
+        url: "kafka://host:port,…", "redis://…", "rediss://…" or "unix://…". Credentials in it are masked.
+        topic: its name; None: nothing is streamed.
+        group: of the workers that share it.
+        kafka: settings of librdkafka by its names, beside what `url` says; as text, JSON.
+        start: where a new run begins: "earliest", "latest", "committed" (by `group`; else earliest), or an ISO 8601
+            time at which the service got the message.
+        format: of messages.
+        registry: URL of a Confluent schema registry; None: `schema_file`, or the schema that comes with streamtrain.
+        registry_config: settings of its client, by their names; as text, JSON.
+        schema_file: of Avro or Protobuf messages that bear no schema id.
+        create: partitions with which a missing topic is made; 0: it is waited for.
+        gone: what becomes of samples that were deleted before they were learned: "fail" or "skip".
+        dead_letters: whether bad messages go to "{topic}.dead"; else they are only counted.
+        max_bad_ratio: share of bad messages, over 10,000, above which a worker stops.
+        late_after: seconds that a sample may be behind the watermark of its partition; None: any.
+        late: what becomes of samples later than that: "learn" or "dead".
+        buffer_bytes: of messages fetched and not learned, per worker.
+        commit_every: seconds between two commits of positions.
+    """
+
+    url: Text = "kafka://localhost:9092"
+    topic: Text | None = None
+    group: Text = "streamtrain"
+    kafka: Options = {}
+    start: Start = "earliest"
+    format: Literal["json", "avro", "protobuf"] = "json"
+    registry: Text | None = None
+    registry_config: Options = {}
+    schema_file: Text | None = None
+    create: Annotated[Count, Field(ge=0, le=100_000)] = 0
+    gone: Literal["fail", "skip"] = "fail"
+    dead_letters: Flag = True
+    max_bad_ratio: Ratio = 0.1
+    late_after: Seconds | None = None
+    late: Literal["learn", "dead"] = "dead"
+    buffer_bytes: Annotated[Count, Field(ge=1 << 20)] = 64 << 20
+    commit_every: Seconds = 5.0
+
+
+class WorkerSettings(_Group):
+    """How a worker goes about it.
+
+    Attributes:
+        batch_size: samples of a step at most.
+        batch_age: seconds that the first sample of a batch waits for others.
+        ahead: batches that are pulled while one is in its step; lower where the consistency asks for it.
+        threads: of TensorFlow; 0: as many as there are cores.
+        metrics: address of its Prometheus metrics; None: they are not served.
+        drain: seconds that finishing what is under way may take when it is stopped.
+        window: samples of its windowed metrics.
+    """
+
+    batch_size: Annotated[Count, Field(ge=1, le=1 << 20)] = 1024
+    batch_age: Seconds = 0.1
+    ahead: Annotated[Count, Field(ge=0, le=64)] = 1
+    threads: Annotated[Count, Field(ge=0, le=1024)] = 1
+    metrics: Listen | None = None
+    drain: Seconds = 30.0
+    window: Annotated[Count, Field(ge=1)] = 100_000
+
+
 class CheckpointSettings(_Group):
     """When state is saved, and where.
 
@@ -137,6 +148,46 @@ class CheckpointSettings(_Group):
     every: Seconds = 60.0
     keep: Annotated[Count, Field(ge=1)] = 3
     full_every: Annotated[Count, Field(ge=0)] = 10
+
+
+class PublishSettings(_Group):
+    """Where the model is published for serving.
+
+    Attributes:
+        url: of Redis or Valkey; None: it is not published. Credentials in it are masked.
+        cluster: whether it is a node of a Redis Cluster.
+        model: the name under which it is published.
+        every: seconds between two publications.
+        dtype: of rows as they are published.
+        log_bytes: of changes that are kept for servers that follow.
+    """
+
+    url: Text | None = None
+    cluster: Flag = False
+    model: Text = "model"
+    every: Seconds = 1.0
+    dtype: Literal["float32", "float16", "int8"] = "float32"
+    log_bytes: Annotated[Count, Field(ge=1 << 20)] = 256 << 20
+
+
+class ServeSettings(_Group):
+    """How predictions are served.
+
+    Attributes:
+        listen: address of the HTTP endpoint.
+        version: what is served at first: a version's number, or "head".
+        resident: versions that are loaded at the same time, beside the head.
+        admin_token: that promote and rollback need; None: they are refused.
+        max_batch: instances that are predicted together at most.
+        max_queue: instances that may wait; more are refused.
+    """
+
+    listen: Listen = "127.0.0.1:8501"
+    version: Annotated[Text, Field(pattern=r"^(head|[1-9][0-9]{0,17})$")] = "head"
+    resident: Annotated[Count, Field(ge=1)] = 2
+    admin_token: Secret | None = None
+    max_batch: Annotated[Count, Field(ge=1, le=1 << 16)] = 512
+    max_queue: Annotated[Count, Field(ge=1)] = 8192
 
 
 class SecuritySettings(_Group):
@@ -169,16 +220,24 @@ class Settings(_Group):
 
     Attributes:
         model: "path/to/file.py:name"; None: the command names it.
+        stream: the samples.
+        worker: how they are learned.
         ps: the shards.
         consistency: of workers.
         checkpoint: when and where.
+        publish: where it is published.
+        serve: how predictions are served.
         security: of the wire.
     """
 
     model: Text | None = None
+    stream: StreamSettings = StreamSettings()
+    worker: WorkerSettings = WorkerSettings()
     ps: PsSettings = PsSettings()
     consistency: ConsistencySettings = ConsistencySettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    publish: PublishSettings = PublishSettings()
+    serve: ServeSettings = ServeSettings()
     security: SecuritySettings = SecuritySettings()
 
 

@@ -23,6 +23,7 @@ model = "m.py:model"
 [ps]
 addresses = ["ps-0:2222", "unix:/run/ps.sock"]
 listen = "0.0.0.0:0"
+metrics = "127.0.0.1:0"
 max_message_bytes = 65536
 max_keys = 1
 wire_dtype = "bfloat16"
@@ -67,7 +68,8 @@ def test_a_file_with_everything() -> None:
     made = load_settings()
     assert made.model == "m.py:model"
     assert made.ps.addresses == ("ps-0:2222", "unix:/run/ps.sock")
-    assert (made.ps.listen, made.ps.wire_dtype, made.ps.timeout) == ("0.0.0.0:0", "bfloat16", 2.5)
+    assert (made.ps.listen, made.ps.metrics) == ("0.0.0.0:0", "127.0.0.1:0")
+    assert (made.ps.wire_dtype, made.ps.timeout) == ("bfloat16", 2.5)
     assert (made.consistency.mode, made.consistency.staleness, made.consistency.lease) == ("bounded", 0, 60.0)
     assert (made.checkpoint.every, made.checkpoint.keep, made.checkpoint.full_every) == (0.5, 1, 0)
     security = Security.read(**made.security.arguments())
