@@ -1,0 +1,78 @@
+"""What a shard tells Prometheus: its status, as of a scrape."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from streamtrain.metrics import of_shard as of
+from streamtrain.metrics.definition import Definition
+from streamtrain.ps import wire
+from streamtrain.ps.node import NO_EPOCH, Node
+from streamtrain.ps.status import status_of
+
+# Counters of a status that have a metric, with its labels. Others are events.
+_COUNTERS: dict[str, tuple[Definition, tuple[str, ...]]] = {
+    "pushes_applied": (of.PUSHES, ("applied",)),
+    "pushes_duplicate": (of.PUSHES, ("duplicate",)),
+    "pushes_rejected": (of.PUSHES, ("rejected",)),
+    "gradients_applied": (of.ROW_GRADIENTS, ("applied",)),
+    "gradients_unadmitted": (of.ROW_GRADIENTS, ("unadmitted",)),
+    "gradients_non_finite_rows": (of.ROW_GRADIENTS, ("non_finite",)),
+    "gradients_non_finite_dense": (of.DENSE_GRADIENTS, ()),
+    "gradients_expired": (of.DROPPED_ROWS, ("expired",)),
+    "gradients_evicted": (of.DROPPED_ROWS, ("evicted",)),
+    "checkpoint_failures": (of.CHECKPOINT_FAILURES, ()),
+}
+_GAUGES = (of.INFO, of.READY, of.ROWS, of.BYTES, of.DENSE, of.CLOCK, of.SAMPLES, of.WATERMARK, of.WORKERS, of.EPOCH)
+_COUNTED = (*dict.fromkeys(definition for definition, _ in _COUNTERS.values()), of.EVENTS)
+
+_Values = dict[tuple[object, ...], float]
+
+
+class ShardMetrics(Collector):
+    """The metrics of a node's shard.
+
+    Args:
+        node: which.
+        workers: names of those with an open session.
+    """
+
+    def __init__(self, node: Node, workers: Callable[[], Sequence[str]]) -> None:
+        self._node = node
+        self._workers = workers
+
+    def describe(self) -> Iterator[Metric]:
+        """Without values: what a registry knows it by."""
+        for definition in (*_GAUGES, *_COUNTED):
+            yield definition.family()
+
+    def collect(self) -> Iterator[Metric]:
+        """As of now."""
+        status = status_of(self._node, list(self._workers()))
+        counters = dict(status.counters)
+        samples = counters.pop("samples", None)
+        watermark = self._node.shard.watermark if status.ready else 0
+        yield of.INFO.family({(status.shard, status.shards, status.run): 1})
+        yield of.READY.family({(): status.ready})
+        yield of.WORKERS.family({(): len(status.workers)})
+        yield of.ROWS.family({(table.name,): table.rows for table in status.tables})
+        yield of.BYTES.family({(table.name,): table.bytes for table in status.tables})
+        yield of.DENSE.family({(): status.dense_bytes})
+        yield of.CLOCK.family({(partition,): offset for partition, offset in wire.clock_of(status.clock).items()})
+        yield of.SAMPLES.family(None if samples is None else {(): samples})
+        yield of.WATERMARK.family({(): watermark} if watermark else None)
+        yield of.EPOCH.family({(): status.epoch} if status.epoch != NO_EPOCH else None)
+        yield from _counted(counters)
+
+
+def _counted(counters: dict[str, int]) -> Iterator[Metric]:
+    """Those that have not happened yet are 0, so that the first one is an increase."""
+    values: dict[Definition, _Values] = {definition: {} for definition in _COUNTED}
+    for definition, labels in _COUNTERS.values():
+        values[definition][labels] = 0
+    for name, count in counters.items():
+        definition, labels = _COUNTERS.get(name, (of.EVENTS, (name,)))
+        values[definition][labels] = count
+    for definition, of_definition in values.items():
+        yield definition.family(of_definition)
