@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from streamtrain._core import Rows, Table, shards_of
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from streamtrain.model.spec import Spec, slice_of
-from streamtrain.ps.clock import Clock
+from streamtrain.ps.clock import Clock, Stand
 from streamtrain.ps.shard import Initial, Run, Shard
 from streamtrain.store.checkpoint import commit, write_part
 from streamtrain.store.epochs import Chain, open_chain
@@ -79,7 +79,13 @@ def about_run(shard: Shard, *, aligned: bool) -> dict[str, Any]:
 
 def about_shard(shard: Shard) -> dict[str, Any]:
     """What a checkpoint says of one shard."""
-    return {"clock": _clock_to_json(shard.clock()), "samples": shard.samples, "watermark": shard.watermark}
+    clock, watermarks = shard.stand()
+    return {
+        "clock": _clock_to_json(clock),
+        "watermarks": {str(partition): at for partition, at in watermarks.items()},
+        "samples": shard.samples,
+        "watermark": shard.watermark,
+    }
 
 
 def arrays_of(shard: Shard) -> Arrays:
@@ -128,7 +134,8 @@ def restore_shard(chain: Chain, index: int, shards: int, spec: Spec | None = Non
         for settings, table in zip(spec.tables, shard.tables, strict=True):
             _load_rows(table, chain.changes(settings["name"], sources), index, shards)
         told = chain.shards[sources[0]]
-        shard.resume(_clock_of_json(told["clock"]), int(told["samples"]), int(told["watermark"]))
+        watermarks = {int(partition): float(at) for partition, at in told.get("watermarks", {}).items()}
+        shard.resume(Stand(_clock_of_json(told["clock"]), watermarks), int(told["samples"]), int(told["watermark"]))
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as exc:
         raise CheckpointCorrupt(
             f"{chain.url} lacks something that a shard has, or has it in another shape: {type(exc).__name__}: {exc}"

@@ -1,6 +1,6 @@
 """Bulk synchronous parallel (BSP): all workers learn the same clock, and what they push is applied as one."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -134,7 +134,15 @@ def average(shard: Shard, pushes: Sequence[Push]) -> Push:
             [s * p.statistics_change for s, p in zip(shares, learned, strict=True)], 0, np.float32
         ),
         watermark=max(push.watermark for push in pushes),
+        watermarks=_latest(push.watermarks for push in pushes),
     )
+
+
+def _latest(watermarks: Iterable[Mapping[int, float]]) -> dict[int, float]:
+    latest: dict[int, float] = {}
+    for of_push in watermarks:
+        latest |= {partition: max(at, latest.get(partition, at)) for partition, at in of_push.items()}
+    return latest
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:

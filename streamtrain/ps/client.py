@@ -1,7 +1,7 @@
 """Client: pulls and pushes a batch's rows and dense parameters across all shards."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,6 +114,7 @@ class Client:
         *,
         spans: Sequence[Span],
         watermark: int,
+        watermarks: Mapping[int, float] = {},
     ) -> Pushing:
         """Sends every shard its part of a batch's gradients.
 
@@ -124,6 +125,7 @@ class Client:
             statistics_change: float32 [S].
             spans: the offsets that the batch covers.
             watermark: latest event time, in seconds.
+            watermarks: that of each span's partition up to its end; the shards keep them with their clocks.
         """
         if len(self._sessions) > 1:
             dense_gradient, statistics_change = _whole_or_none(dense_gradient), _whole_or_none(statistics_change)
@@ -136,15 +138,15 @@ class Client:
                 for (keys, rows, counts, times), part in zip(columns, parts, strict=True)
             ]
             dense, statistics = dense_gradient[self._slices[s]], statistics_change[self._statistics_slices[s]]
-            pending.append(session.push(Push(spans, plan.samples, updates, dense, statistics, watermark)))
+            pending.append(session.push(Push(spans, plan.samples, updates, dense, statistics, watermark, watermarks)))
         return Pushing(pending)
 
-    def skip(self, spans: Sequence[Span], watermark: int) -> Pushing:
+    def skip(self, spans: Sequence[Span], watermark: int, watermarks: Mapping[int, float] = {}) -> Pushing:
         """Advances the clocks over offsets that hold nothing to learn from."""
         none = np.empty(0, np.float32)
         keys, words = np.empty(0, np.uint64), np.empty(0, np.uint32)
         updates = [RowUpdate(keys, np.empty((0, dim), np.float32), words, words) for dim in self._dims]
-        push = Push(spans, 0, updates, none, none, watermark)
+        push = Push(spans, 0, updates, none, none, watermark, watermarks)
         return Pushing([session.push(push) for session in self._sessions])
 
     @property

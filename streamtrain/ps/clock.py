@@ -14,7 +14,7 @@ changes each shard exactly once:
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 Clock = Mapping[int, int]
 """Offset of the first sample that has not been learned, by partition."""
@@ -26,6 +26,40 @@ class Span(NamedTuple):
     partition: int
     start: int
     end: int
+
+
+class Stand(NamedTuple):
+    """Where a shard stands.
+
+    Attributes:
+        clock: what it has learned.
+        watermarks: by partition the latest event time of that, in seconds since the epoch.
+    """
+
+    clock: Clock
+    watermarks: Mapping[int, float]
+
+
+class Offsets(Protocol):
+    """Which samples there are to read."""
+
+    def reach(self, partition: int, start: int, most: int) -> int:
+        """Offset after the first `most` samples from `start` on, or after the last there is; at least `start`."""
+
+    def count(self, partition: int, start: int, end: int) -> int:
+        """Samples from `start` to `end - 1`; fewer than offsets where there are gaps."""
+
+
+class Ends(dict[int, int]):
+    """Offset after the last sample by partition, where offsets have no gaps."""
+
+    def reach(self, partition: int, start: int, most: int) -> int:
+        """See Offsets."""
+        return max(start, min(self.get(partition, 0), start + most))
+
+    def count(self, partition: int, start: int, end: int) -> int:
+        """See Offsets."""
+        return end - start
 
 
 class Outcome(IntEnum):
@@ -77,6 +111,14 @@ def latest(clocks: Iterable[Clock]) -> dict[int, int]:
     return joined
 
 
+def watermarks_at(positions: Clock, stands: Iterable[Stand]) -> dict[int, float]:
+    """By partition the watermark as of a position, which is the clock of at least one of the shards."""
+    found: dict[int, float] = {}
+    for clock, watermarks in stands:
+        found |= {p: watermarks.get(p, 0.0) for p, at in positions.items() if clock.get(p, 0) == at}
+    return found
+
+
 class Cursor:
     """Where a worker reads on in its partitions, and where it must cut batches."""
 
@@ -104,14 +146,14 @@ class Cursor:
         cuts = self._cuts[partition]
         return cuts[-1] if cuts else None
 
-    def next(self, available: Mapping[int, int], most: int) -> list[Span]:
+    def next(self, available: Offsets, most: int) -> list[Span]:
         """The ranges to read for the next batch, which are then behind the cursor.
 
         A partition in which shards differ gets batches of its own: beside another it might be old while that is new,
         and the batch neither.
 
         Args:
-            available: offset after the last sample there is, by partition.
+            available: the samples that there are.
             most: samples at most.
         """
         spans: list[Span] = []
@@ -120,12 +162,12 @@ class Cursor:
             if alone and spans:
                 break
             start = self._position[partition]
-            end = min(available.get(partition, 0), start + most)
+            end = available.reach(partition, start, most)
             if (limit := self.limit(partition)) is not None:
                 end = min(end, limit)
             if end > start:
                 spans.append(Span(partition, start, end))
-                most -= end - start
+                most -= available.count(partition, start, end)
             if most == 0 or (alone and spans):
                 break
         for partition, _, end in spans:

@@ -121,6 +121,8 @@ class RemoteControl:
         self._freeze = method("Freeze", pb.FrozenAt)
         self._cut = method("Cut", pb.CutAt)
         self._write = method("Write", pb.Written)
+        self._publish = method("Publish", pb.Published)
+        self._apply = method("Apply", pb.Applied)
 
     def status(self) -> Any:
         """How the shard is, a `ShardStatus`."""
@@ -152,6 +154,14 @@ class RemoteControl:
     def write(self, epoch: int) -> str:
         """See `Node.write`."""
         return str(self._call(self._write, pb.WriteRequest(epoch=epoch), timeout=None).part)
+
+    def publish(self, number: int, layout: str) -> str:
+        """See `Node.publish`."""
+        return str(self._call(self._publish, pb.PublishRequest(number=number, layout=layout), timeout=None).part)
+
+    def apply(self) -> None:
+        """See `Node.apply`."""
+        self._call(self._apply, pb.ApplyRequest(), timeout=None)
 
     def _call(self, method: Any, request: Any, timeout: float | None = -1.0) -> Any:
         try:

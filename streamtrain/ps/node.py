@@ -41,6 +41,23 @@ class Keeper(Protocol):
         """Marks this moment; nothing is pushed meanwhile. Not `full`: only of what changed since the mark before."""
 
 
+class Publisher(Protocol):
+    """Publishes shards, for those who serve them."""
+
+    def write(self, shard: Shard, number: int, layout: str) -> str:
+        """Writes a shard's part of a publication: what changed, or everything if there is a layout.
+
+        Returns:
+            JSON: the part, or that a full publication is needed.
+
+        Raises:
+            PublicationError: it cannot be written; what changed will be in the next one.
+        """
+
+    def apply(self, shard: Shard) -> None:
+        """The publication that was written is committed; errors as of `write`."""
+
+
 class Frozen(NamedTuple):
     """What a shard says when its pushes are held back.
 
@@ -75,6 +92,7 @@ class Node:
         shards: how many there are.
         consistency: makes the strategy of a shard.
         keeper: of its checkpoints; None: it has none.
+        publisher: of what it has learned; None: it has none.
         freeze_patience: seconds for which pushes are held back at most, should who asked for it be gone.
         cut_patience: seconds to wait for the clock of a cut.
 
@@ -90,6 +108,7 @@ class Node:
         consistency: Callable[[Shard], Consistency],
         keeper: Keeper | None = None,
         *,
+        publisher: Publisher | None = None,
         freeze_patience: float = 2.0,
         cut_patience: float = 1.0,
     ) -> None:
@@ -99,6 +118,7 @@ class Node:
         self.epoch = NO_EPOCH
         self._make_consistency = consistency
         self._keeper = keeper
+        self._publisher = publisher
         self._freeze_patience = freeze_patience
         self._cut_patience = cut_patience
         self._lock = threading.Lock()
@@ -236,3 +256,25 @@ class Node:
             self._writing = None
         self.epoch = epoch
         return part
+
+    def publish(self, number: int, layout: str) -> str:
+        """Writes the shard's part of a publication; see `Publisher.write`.
+
+        Raises:
+            ShardRefused: the node publishes nowhere.
+            PublicationError: it cannot be written.
+        """
+        try:
+            return self._of_publisher().write(self.shard, number, layout)
+        except Exception:
+            self.count("publication_failures")
+            raise
+
+    def apply(self) -> None:
+        """What was published is committed; errors as of `publish`."""
+        self._of_publisher().apply(self.shard)
+
+    def _of_publisher(self) -> Publisher:
+        if self._publisher is None:
+            raise ShardRefused(f"shard {self.index} publishes nowhere; set publish.url")
+        return self._publisher

@@ -1,6 +1,6 @@
 """Push: what a shard is to learn from one batch, and what became of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ class Push(NamedTuple):
         dense_gradient: float32 [slice], of the shard's dense slice; unused without samples.
         statistics_change: float32 [slice], of the shard's slice of the statistics; unused without samples.
         watermark: latest event time, in seconds; rows not seen for `expire_after` before it are dropped.
+        watermarks: latest event time by partition, up to the end of its span, in seconds.
     """
 
     spans: Sequence[Span]
@@ -46,6 +47,7 @@ class Push(NamedTuple):
     dense_gradient: Floats
     statistics_change: Floats
     watermark: int
+    watermarks: Mapping[int, float] = {}
 
 
 @dataclass

@@ -36,6 +36,10 @@ class Server:
         self._sessions = Sessions(self.limits, node.count)
         self.grpc.add_generic_rpc_handlers((_handlers(Servicer(node, self.limits, self._sessions)),))
 
+    def workers(self) -> list[str]:
+        """Names of the workers that have joined."""
+        return self._sessions.workers()
+
     def start(self) -> None:
         """Begins to serve, on the ports that were added to `grpc`."""
         self.grpc.start()
@@ -79,5 +83,7 @@ def _handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
             "Freeze": unary(servicer.freeze, pb.FreezeRequest),
             "Cut": unary(servicer.cut, pb.CutRequest),
             "Write": unary(servicer.write, pb.WriteRequest),
+            "Publish": unary(servicer.publish, pb.PublishRequest),
+            "Apply": unary(servicer.apply, pb.ApplyRequest),
         },
     )

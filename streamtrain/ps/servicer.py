@@ -189,6 +189,17 @@ class Servicer:
         with self._translated(context):
             return pb.Written(part=self._node.write(request.epoch))
 
+    def publish(self, request: Any, context: Any) -> Any:
+        """Writes the shard's part of a publication."""
+        with self._translated(context):
+            return pb.Published(part=self._node.publish(request.number, request.layout))
+
+    def apply(self, _: Any, context: Any) -> Any:
+        """What was published is committed."""
+        with self._translated(context):
+            self._node.apply()
+            return pb.Applied()
+
     @contextmanager
     def _translated(self, context: Any) -> Iterator[None]:
         """Turns errors into gRPC statuses, and counts them."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from streamtrain._core import DenseVector
 from streamtrain.errors import ShardBroken
 from streamtrain.model.spec import Spec
-from streamtrain.ps.clock import Clock, Outcome, Span, VectorClock
+from streamtrain.ps.clock import Clock, Outcome, Span, Stand, VectorClock
 from streamtrain.ps.push import Floats, Push, Pushed, PushStats
 
 # Rows looked at for expiry with every push, per row pushed: the whole table is visited often enough for any stream
@@ -96,6 +96,7 @@ class Shard:
         self.samples = 0
         self.watermark = 0
         self._clock = VectorClock(initial.run.start)
+        self._watermarks: dict[int, float] = {}
         self._lock = threading.Condition()
         self._gate = Gate()
         self._broken: str | None = None
@@ -142,6 +143,7 @@ class Shard:
                     self._check(exc)
                 raise
             self._clock.advance(push.spans)
+            self._watermarks.update(push.watermarks)
             self.totals.add(stats)
             self.samples += push.samples
             self.watermark = max(self.watermark, push.watermark)
@@ -172,10 +174,16 @@ class Shard:
         with self._lock:
             return self._clock.read()
 
-    def resume(self, clock: Clock, samples: int = 0, watermark: int = 0) -> None:
+    def stand(self) -> Stand:
+        """The clock, and the watermarks by partition as of it."""
+        with self._lock:
+            return Stand(self._clock.read(), dict(self._watermarks))
+
+    def resume(self, stand: Stand, samples: int = 0, watermark: int = 0) -> None:
         """Takes over where a checkpoint stood, whose rows have been loaded."""
         with self._lock:
-            self._clock = VectorClock(clock)
+            self._clock = VectorClock(stand.clock)
+            self._watermarks = dict(stand.watermarks)
             self.samples, self.watermark = samples, watermark
 
     def freeze(self, patience: float) -> dict[int, int]:

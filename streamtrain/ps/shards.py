@@ -14,7 +14,7 @@ from streamtrain.model.features import RowType
 from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps import wire
 from streamtrain.ps.client import Client
-from streamtrain.ps.clock import Clock
+from streamtrain.ps.clock import Clock, Stand
 from streamtrain.ps.control import Metadata, RemoteControl, Retry
 from streamtrain.ps.node import CutAt, Frozen, Node
 from streamtrain.ps.push import Floats
@@ -46,6 +46,12 @@ class Control(Protocol):
     def write(self, epoch: int) -> str:
         """See `Node.write`."""
 
+    def publish(self, number: int, layout: str) -> str:
+        """See `Node.publish`."""
+
+    def apply(self) -> None:
+        """See `Node.apply`."""
+
 
 class LocalControl:
     """The control of a node in the same process."""
@@ -54,6 +60,7 @@ class LocalControl:
         self.target = f"shard {node.index} of this process"
         self._node = node
         self.freeze, self.cut, self.write = node.freeze, node.cut, node.write
+        self.publish, self.apply = node.publish, node.apply
 
     def status(self) -> Any:
         """See Control."""
@@ -149,6 +156,10 @@ class Shards:
             ShardUnavailable: a shard cannot be reached, or is empty.
         """
         return [wire.clock_of(control.status().clock) for control in self.controls]
+
+    def stands(self) -> list[Stand]:
+        """Where every shard stands; errors as of `clocks`."""
+        return [wire.stand_of(control.status().clock) for control in self.controls]
 
     def client(
         self,

@@ -10,13 +10,13 @@ from streamtrain.ps.node import Node
 def status_of(node: Node, workers: list[str]) -> Any:
     """The status of a node as a message."""
     status = pb.ShardStatus(shard=node.index, shards=node.shards, ready=node.ready, workers=workers, epoch=node.epoch)
-    status.counters.update(node.counters)
+    status.counters.update(dict(node.counters))  # a copy: other threads add to it
     if not node.ready:
         return status
     shard = node.shard
     status.run, status.identity, status.spec = shard.run.id, shard.spec.identity, shard.spec.to_json()
     status.start.extend(wire.positions(shard.run.start))
-    status.clock.extend(wire.positions(shard.clock()))
+    status.clock.extend(wire.positions(*shard.stand()))
     for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
         status.tables.add(name=settings["name"], rows=len(table), bytes=table.nbytes)
     status.dense_bytes = shard.dense.nbytes

@@ -4,7 +4,7 @@ A message with bulk arrays is written by hand around protobuf's own bytes: paddi
 protobuf parser reads it. But the arrays are copied once, straight into the message, and read in place, aligned.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ import streamtrain.ps.ps_pb2 as pb
 from streamtrain._core import narrow, widen
 from streamtrain.errors import ShardRefused
 from streamtrain.model.features import RowType
-from streamtrain.ps.clock import Clock, Outcome, Span
+from streamtrain.ps.clock import Clock, Outcome, Span, Stand
 from streamtrain.ps.push import Floats, Push, Pushed, PushStats, RowUpdate
 
 Array = NDArray[Any]
@@ -147,9 +147,15 @@ def _floats_of(arrays: Iterable[Floats], dtype: RowType) -> list[Array]:
     return [narrow(np.ascontiguousarray(one).reshape(-1), dtype) for one in arrays]
 
 
-def positions(clock: Clock) -> list[Any]:
+def positions(clock: Clock, watermarks: Mapping[int, float] = {}) -> list[Any]:
     """A clock as messages."""
-    return [pb.Position(partition=partition, next=at) for partition, at in clock.items()]
+    return [pb.Position(partition=p, next=at, watermark=watermarks.get(p, 0.0)) for p, at in clock.items()]
+
+
+def stand_of(given: Iterable[Any]) -> Stand:
+    """A clock with its watermarks, from messages."""
+    listed = list(given)
+    return Stand(clock_of(listed), {one.partition: one.watermark for one in listed if one.watermark})
 
 
 def clock_of(given: Iterable[Any]) -> dict[int, int]:
@@ -180,10 +186,11 @@ def encode_request(push: Push | None, pull: Pull | None, dtype: RowType) -> byte
         request.pull.CopyFrom(pb.Pull(rows=[len(one) for one in pull.keys], ahead=pull.ahead))
         arrays += pull.keys
     if push is not None:
+        marks = push.watermarks
         request.push.CopyFrom(
             pb.Push(
                 rows=[len(update.keys) for update in push.updates],
-                spans=[pb.Span(partition=p, start=start, end=end) for p, start, end in push.spans],
+                spans=[pb.Span(partition=p, start=s, end=e, watermark=marks.get(p, 0.0)) for p, s, e in push.spans],
                 samples=push.samples,
                 watermark=push.watermark,
             )
@@ -222,6 +229,7 @@ def _take_push(push: Any, arrays: Bulk, sizes: Sizes) -> Push:
         dense_gradient=arrays.floats(dense * of_samples),
         statistics_change=arrays.floats(statistics * of_samples),
         watermark=push.watermark,
+        watermarks={one.partition: one.watermark for one in push.spans if one.watermark},
     )
     _check_spans(taken.spans)
     return taken

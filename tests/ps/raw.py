@@ -18,9 +18,9 @@ from tests.ps.counting import SPEC
 SECONDS = 20.0  # for which anything is waited for; no test comes near
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
     """Waits for a condition that others bring about."""
-    deadline, pause = time.monotonic() + SECONDS, threading.Event()
+    deadline, pause = time.monotonic() + seconds, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"
         pause.wait(0.002)

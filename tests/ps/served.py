@@ -10,7 +10,7 @@ import numpy as np
 
 from streamtrain.model.spec import Spec
 from streamtrain.ps.client import Client, Pushing
-from streamtrain.ps.clock import Cursor, Span
+from streamtrain.ps.clock import Cursor, Ends, Span
 from streamtrain.ps.consistency import Async, Consistency
 from streamtrain.ps.control import CHANNEL_OPTIONS
 from streamtrain.ps.node import Keeper, Node
@@ -74,7 +74,7 @@ def learn(of: Served, log: Log, shards: Shards | None = None) -> list[Pushed]:
     cursor = Cursor()
     cursor.rewind(log, shards.clocks())
     done = []
-    while spans := cursor.next({p: len(samples) for p, samples in log.items()}, 1):
+    while spans := cursor.next(Ends({p: len(samples) for p, samples in log.items()}), 1):
         done += push(client, log, spans).wait()
     client.close()
     return done

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from streamtrain._core import Rows
-from streamtrain.ps.clock import Cursor, Outcome, Span
+from streamtrain.ps.clock import Cursor, Ends, Outcome, Span, Stand
 from streamtrain.ps.push import Push
 from streamtrain.ps.shard import Shard
 from tests.ps.counting import assert_exact, new_shard, pushes
@@ -49,7 +49,7 @@ def load(saved: Saved, index: int, shards: int) -> Shard:
     none = np.empty((0, len(saved.dense)), np.float32)
     shard.dense.load(saved.dense, none, 0)
     shard.statistics.load(saved.statistics, np.empty((0, len(saved.statistics)), np.float32), 0)
-    shard.resume(saved.clock)
+    shard.resume(Stand(saved.clock, {}))
     return shard
 
 
@@ -87,7 +87,7 @@ class Cluster(RuleBasedStateMachine):
         if not idle:
             return
         worker = data.draw(st.sampled_from(range(len(idle))), "worker")
-        spans = idle[worker].cursor.next({p: len(s) for p, s in self.log.items()}, most)
+        spans = idle[worker].cursor.next(Ends({p: len(s) for p, s in self.log.items()}), most)
         if spans:
             idle[worker].unanswered = dict(enumerate(pushes(self.log, spans, len(self.shards))))
 
@@ -158,7 +158,7 @@ class Cluster(RuleBasedStateMachine):
             return
         worker = Worker(list(range(PARTITIONS)))
         self.rewind(worker)
-        ends = {p: len(samples) for p, samples in self.log.items()}
+        ends = Ends({p: len(samples) for p, samples in self.log.items()})
         for _ in range(10_000):
             spans = worker.cursor.next(ends, 4)
             if not spans:

@@ -15,7 +15,7 @@ import pytest
 from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.ps.bulk import Bulk
 from streamtrain.ps.client import Heartbeat, rejected
-from streamtrain.ps.clock import Cursor, Outcome, Span
+from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.control import CHANNEL_OPTIONS, Retry, patiently
 from streamtrain.ps.node import Node
@@ -79,7 +79,7 @@ class Worker:
         self.rewinds = 0
         self._log = log
         self._cursor = Cursor()
-        self._ends = {p: len(samples) for p, samples in log.items()}
+        self._ends = Ends({p: len(samples) for p, samples in log.items()})
 
     def begin(self) -> "Worker":
         self.client.join()

@@ -15,26 +15,44 @@ from streamtrain.ps.bulk import Bulk
 from streamtrain.ps.clock import Outcome
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.shard import Shard
-from streamtrain.stream.memory import MemorySource
+from streamtrain.stream.formats import JsonFormat
+from streamtrain.stream.memory import MemoryStream
+from streamtrain.stream.source import Listener
+from streamtrain.train.intake import StreamIntake
+from streamtrain.train.loop import Loop
+from streamtrain.train.pace import Pace
 from streamtrain.train.step import Step
-from streamtrain.train.worker import Pace, Worker
 from tests.models import Sample, clicks, make
 from tests.ps.served import Served, beginning_of, served
 
 IDS: list[str | int] = [f"u{i}" for i in range(40)]
 
 
-def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, pace: Pace) -> list[Worker]:
+class Together(StreamIntake):
+    """Polls once all workers have joined, so that each has its partition from the first step on."""
+
+    def __init__(self, all_here: threading.Barrier, stream: MemoryStream, format: JsonFormat) -> None:
+        super().__init__(stream, "workers", "job", format)
+        self._all_here = all_here
+
+    def open(self, listener: Listener) -> None:
+        super().open(listener)
+        self._all_here.wait(60)
+
+
+def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, pace: Pace) -> list[Loop]:
     """One worker per partition, each in a thread of its own."""
     shards = where.shards()
     workers = []
+    all_here = threading.Barrier(len(log))
+    stream = MemoryStream.of(log)
     for partition in log:
         step = Step(model)
         client = shards.client(f"worker-{partition}", shards.agree())
         workers.append(
-            Worker(
-                *(model, step, client, shards.clocks),
-                source=MemorySource(model, log),
+            Loop(
+                *(model, step, client, shards.stands),
+                intake=Together(all_here, stream, JsonFormat(model)),
                 shards=len(where.nodes),
                 pace=pace,
             )
@@ -42,14 +60,14 @@ def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, 
     stopped = threading.Event()
     failures: list[BaseException] = []
 
-    def run(worker: Worker, partition: int) -> None:
+    def run(worker: Loop) -> None:
         try:
-            worker.run([partition], stopped)
+            worker.run(stopped)
         except BaseException as exc:
             failures.append(exc)
             stopped.set()
 
-    threads = [threading.Thread(target=run, args=(w, p)) for w, p in zip(workers, log, strict=True)]
+    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -178,7 +196,7 @@ def test_workers_stay_together(make_consistency: Callable[[Shard], Consistency],
 
     with served(2, watch, beginning=beginning_of(model, Step(model))) as where:
         workers = learn(model, log, where, Pace(batch_size=10, ahead=ahead))
-        assert [worker.samples for worker in workers] == [300, 300, 300]
+        assert sum(worker.tally.samples for worker in workers) == 900
         assert [shard.samples for shard in where.held] == [900, 900]
     assert all(0 <= one.apart <= most for one in watched)
 
