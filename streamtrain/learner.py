@@ -14,9 +14,10 @@ from streamtrain.learned import read_learned, write_learned
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader, Samples
+from streamtrain.model.sampling import Sampler
 from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps.client import Client, stats_of
-from streamtrain.ps.clock import Span
+from streamtrain.ps.clock import Span, Stand
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.push import PushStats
 from streamtrain.ps.session import LocalSession
@@ -29,8 +30,7 @@ logger = logging.getLogger(__name__)
 MAX_SHARDS = 1 << 16
 
 # What a checkpoint of a learner holds beyond its shards.
-_WATERMARK = "watermark"
-_SEEDS = "seeds/"
+_WATERMARK, _READ, _SEEDS = "watermark", "read", "seeds/"
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Learner:
         self._window = window
         self._validation = ProgressiveValidation(model.labels, window=window)
         self.samples = 0
+        self._sampler = Sampler(model.sampling)
         self.watermark = 0.0
         self.bad: dict[str, int] = {}
         self.stats = PushStats()
@@ -160,8 +161,9 @@ class Learner:
         for batch, bad in self.read(samples):
             for one in bad:
                 self.bad[one.reason] = self.bad.get(one.reason, 0) + 1
-            predictions, loss = self._learn(batch) if len(batch) else (self._no_predictions(), 0.0)
-            yield Learned(len(batch), loss, predictions, batch.kept, bad)
+            taken = self._sampler.take(batch)
+            predictions, loss = self._learn(taken) if len(taken) else (self._no_predictions(), 0.0)
+            yield Learned(len(taken), loss, predictions, taken.kept, bad)
 
     def read(self, samples: Samples) -> Iterator[tuple[Batch, list[BadSample]]]:
         """Reads samples with their labels into batches of at most `batch_size`, and says which were refused and why.
@@ -233,8 +235,8 @@ class Learner:
         Raises:
             CheckpointError: it cannot be written, or `path` exists and is no checkpoint, or the URL is in use.
         """
-        seeds = {_SEEDS + name: values for name, values in self._step.arrays().items()}
-        write_learned(path, self._shards, {_WATERMARK: np.array([self.watermark]), **seeds})
+        state = {_WATERMARK: np.array([self.watermark]), _READ: np.array([self._sampler.read])}
+        write_learned(path, self._shards, state | {_SEEDS + n: values for n, values in self._step.arrays().items()})
 
     @classmethod
     def load(
@@ -253,11 +255,12 @@ class Learner:
         learner.samples, learner.watermark = restored[0].samples, float(restored[0].watermark)
         if _WATERMARK in state:
             learner.watermark = float(state[_WATERMARK][0])
+        learner._sampler.read = int(state.get(_READ, [learner.samples])[0])
         seeds = {name.removeprefix(_SEEDS): values for name, values in state.items() if name.startswith(_SEEDS)}
         if seeds:
             learner._step.set_arrays(seeds)
         for shard in restored:
-            shard.resume({0: learner.samples}, learner.samples, int(learner.watermark))
+            shard.resume(Stand({0: learner.samples}, {}), learner.samples, int(learner.watermark))
         learner._use(restored)
         return learner
 
@@ -266,13 +269,14 @@ class Learner:
             return self._no_predictions()
         plan = self._planner.plan(batch.keys, batch.starts, batch.offsets, batch.times)
         pulled = self._client.pull(plan).wait()
-        return self._step.predict(pulled.parameters, plan, pulled.rows, batch)
+        return self._sampler.correct(self._step.predict(pulled.parameters, plan, pulled.rows, batch))
 
     def _learn(self, batch: Batch) -> tuple[NDArray[np.float32], float]:
         plan = self._planner.plan(batch.keys, batch.starts, batch.offsets, batch.times)
         pulled = self._client.pull(plan).wait()
         result = self._step.train(pulled.parameters, plan, pulled.rows, batch)
-        self._validation.update(result.predictions, batch.labels, batch.weights)
+        predictions = self._sampler.correct(result.predictions)
+        self._validation.update(predictions, batch.labels, self._sampler.weights(batch))
         self.watermark = max(self.watermark, float(batch.times.max()))
         pushing = self._client.push(
             plan,
@@ -290,7 +294,7 @@ class Learner:
             )
         self.stats.add(stats)
         self.samples += len(batch)
-        return result.predictions, result.loss
+        return predictions, result.loss
 
     def _no_predictions(self) -> NDArray[np.float32]:
         return np.empty((0, len(self.model.labels)), np.float32)

@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from streamtrain.errors import BadSample, TooManyBadSamples
 from streamtrain.learner import Learned, Learner
+from streamtrain.model.guard import BadSampleGuard
 from streamtrain.model.samples import Samples
 
-_BAD_WINDOW = 10_000  # samples over which the ratio of bad ones is taken
 _REFRESH = 0.25  # seconds between two drawings
 
 
@@ -38,49 +37,6 @@ class Replayed:
     def samples_per_s(self) -> float:
         """Throughput, 0 where nothing was replayed."""
         return self.samples / self.seconds if self.seconds else 0.0
-
-
-class BadSampleGuard:
-    """Stops a stream of which too much is refused.
-
-    Args:
-        limit: highest share of bad samples, 0 to 1, over a window of 10,000 samples.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._good = self._bad = 0
-        self._last: BadSample | None = None
-
-    def count(self, part: Learned) -> None:
-        """Counts one batch.
-
-        Raises:
-            TooManyBadSamples: the share of bad samples in the window is above the limit.
-        """
-        self._good += part.samples
-        self._bad += len(part.bad)
-        self._last = part.bad[-1] if part.bad else self._last
-        seen = self._good + self._bad
-        if seen >= _BAD_WINDOW:
-            self._check(seen)
-            self._good, self._bad = self._good // 2, self._bad // 2
-
-    def finish(self) -> None:
-        """Checks what is left of a stream that has ended.
-
-        Raises:
-            TooManyBadSamples: as `count`.
-        """
-        if self._good + self._bad:
-            self._check(self._good + self._bad)
-
-    def _check(self, seen: int) -> None:
-        if self._bad > self._limit * seen:
-            example = f", such as {self._last}" if self._last else ""
-            raise TooManyBadSamples(
-                f"{self._bad} of {seen} samples were refused{example}; at most {self._limit:.0%} are accepted"
-            )
 
 
 def replay(
@@ -115,7 +71,7 @@ def replay(
             spans.append(span)
             for one in part.bad:
                 bad[one.reason] = bad.get(one.reason, 0) + 1
-            guard.count(part)
+            guard.count(part.samples, part.bad)
             elapsed = clock() - started
             if console.is_terminal and started + elapsed - drawn >= _REFRESH:
                 live.update(_figures(learner, title, (learner.samples - first) / elapsed, bad), refresh=True)

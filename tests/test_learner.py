@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamtrain as stm
+from streamtrain.errors import ConfigError
 from streamtrain.model.features import Feature
 from tests.models import clicks, counting, dense_of, make, statistics_of, two_towers
 
@@ -350,3 +351,54 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         stm.Learner.load(tmp_path / "c", other)
     with pytest.raises(stm.CheckpointError, match="has seed"):
         stm.Learner.load(tmp_path / "c", two_towers(seed=5))
+
+
+def sampled(**options: Any) -> stm.Model:
+    return make([stm.Categorical("user", dim=2), stm.Numeric("price")], **options)
+
+
+def test_negatives_are_sampled_and_predictions_corrected() -> None:
+    """Learning from a fifth of the negatives predicts about what learning from all does, and validates on all."""
+    rng = np.random.default_rng(3)
+    samples = [
+        {"ts": 1, "user": f"u{u}", "price": 0.0, "label": int(rng.random() < 0.02 + 0.06 * u)}
+        for u in rng.integers(0, 5, 60_000).tolist()
+    ]
+    users = [{"user": f"u{u}", "price": 0.0} for u in range(5)]
+    fast: Any = {"embedding_optimizer": stm.Adagrad(0.1), "dense_optimizer": stm.Adam(0.01)}
+    whole = stm.Learner(sampled(**fast), batch_size=64)
+    part = stm.Learner(sampled(keep={0: 0.2}, **fast), batch_size=64)
+    whole.learn(samples)
+    learned = part.learn(samples)
+    positives = sum(sample["label"] == 1 for sample in samples)
+    assert learned.samples == pytest.approx(positives + 0.2 * (60_000 - positives), rel=0.02)
+    np.testing.assert_allclose(part.predict(users), whole.predict(users), atol=0.04)
+    theirs, mine = whole.metrics()["label"], part.metrics()["label"]
+    assert mine.calibration == pytest.approx(1, abs=0.05)
+    assert mine.log_loss == pytest.approx(theirs.log_loss, rel=0.05)
+
+
+def test_what_is_sampled_goes_on_after_a_restart(tmp_path: Path) -> None:
+    samples = clicks(2000)
+    model = sampled(keep={0: 0.3, 1: 0.6})
+    through, first = stm.Learner(model), stm.Learner(model)
+    kept = through.learn(samples).kept
+    mine = first.learn(samples[:1024]).kept
+    first.save(tmp_path / "saved")
+    rest = stm.Learner.load(tmp_path / "saved", model).learn(samples[1024:]).kept
+    assert np.concatenate([mine, rest + 1024]).tolist() == kept.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": {0: 0}}, "rate of label 0 must be more than 0"),
+        ({"keep": {0: 1.5}}, "at most 1, not 1.5"),
+        ({"keep": {2: 0.5}}, "labels are 0 and 1, not 2"),
+        ({"keep": {True: 0.5}}, "labels are 0 and 1, not True"),
+        ({"keep": {0: 0.5}, "loss": "mean_squared_error"}, "one label with the loss"),
+    ],
+)
+def test_bad_rates_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sampled(**options)

@@ -19,6 +19,7 @@ from streamtrain.errors import ConfigError
 from streamtrain.model.dense import DenseLayout
 from streamtrain.model.features import Label, LabelKind, Numeric, is_number
 from streamtrain.model.optimizers import Adagrad, Adam, Optimizer
+from streamtrain.model.sampling import Sampling
 from streamtrain.model.schema import Schema
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Model:
         loss_weights: factor of each label's loss; default 1.
         seed: of birth values and of the graph's initial weights. Building the graph sets Keras's and TensorFlow's
             global seed to it.
+        keep: share of the samples that is learned from, by label, such as {0: 0.1} for a tenth of the negatives;
+            predictions are corrected for it. For one label, with the loss "binary_crossentropy". Default: all.
 
     Raises:
         ConfigError: an option is wrong; the message names it. Errors of the graph show when it is first built.
@@ -71,6 +74,7 @@ class Model:
         reduction: Literal["mean", "sum"] = "mean",
         loss_weights: Mapping[str, float] | None = None,
         seed: int = 0,
+        keep: Mapping[int, float] | None = None,
     ) -> None:
         self.schema = schema
         self.graph = graph
@@ -87,6 +91,9 @@ class Model:
             if not is_number(factor) or not math.isfinite(factor):
                 raise ConfigError(f"loss_weights: the one of {label!r} must be a finite number, not {factor!r}")
         self.labels = tuple(_resolve(label, self.losses[label.name]) for label in schema.labels)
+        self.sampling = None if keep is None else Sampling(keep)
+        if self.sampling and [*self.losses.values()] != ["binary_crossentropy"]:
+            raise ConfigError('keep is for models of one label with the loss "binary_crossentropy"')
 
     def _check_options(self) -> None:
         if not isinstance(self.schema, Schema):
