@@ -1,0 +1,153 @@
+"""Checkpoints as an origin for those who serve them: every epoch is a version."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamtrain.errors import CheckpointCorrupt, CheckpointError, OriginUnavailable, PublicationCorrupt
+from streamtrain.store.checkpoint import CheckpointReader
+from streamtrain.store.epochs import Chain, Epochs
+from streamtrain.store.origin import Floats, Publication, RowChange, Step, Weights
+from streamtrain.store.rows import Tombstones
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointOrigin:
+    """See Origin. The head is the newest epoch, and does not move: open it again to have a later one.
+
+    A publication's number and version are its epoch. When it was published is not known, and is 0. The clock of an
+    epoch whose shards were cut at different ones is the least by partition.
+
+    Args:
+        url: the root of the epochs: a local path or any URL of fsspec.
+        name: of the model, which checkpoints do not say.
+
+    Attributes:
+        name: as given.
+
+    Raises:
+        CheckpointError: fsspec does not know the protocol, or its package is not installed.
+    """
+
+    def __init__(self, url: str | Path, name: str) -> None:
+        self._epochs, self.name = Epochs(url), name
+        self._known: dict[int, Publication] = {}
+        self._lock = threading.Lock()
+
+    def versions(self) -> list[Publication]:
+        """See Origin. Without those that are damaged; to count the rows of deltas, they are read once."""
+        found: list[Publication] = []
+        for number in self._numbers():
+            try:
+                publication = self.find(number)
+            except PublicationCorrupt as exc:
+                logger.warning("%s; epoch %d is left out", exc, number)
+                continue
+            found += [publication] if publication else []
+        return found
+
+    def labels(self) -> dict[str, int]:
+        """See Origin. There are none."""
+        return {}
+
+    def find(self, version: int | None) -> Publication | None:
+        """See Origin."""
+        numbers = self._numbers()
+        if version is None:
+            version = max(numbers, default=None)
+        if version is None or version not in numbers:
+            return None
+        with self._lock:
+            if version not in self._known:
+                with _translating():
+                    self._known[version] = self._publication(self._epochs.open(version))
+            return self._known[version]
+
+    def load(self, publication: Publication, take: Callable[[RowChange], object]) -> tuple[Publication, Weights]:
+        """See Origin. All files are verified first."""
+        with _translating():
+            chain = self._epochs.open(publication.number)
+            chain.verify()
+            arrays = [chain.arrays(shard) for shard in range(len(chain.shards))]
+            weights = Weights(*(_joined(arrays, name) for name in Weights._fields))
+        for table in publication.rows:
+            for change in _changes(chain, table):
+                take(change)
+        return publication, weights
+
+    def follow(self, publication: Publication, seconds: float) -> Iterator[Step]:
+        """See Origin. There are none."""
+        return iter(())
+
+    def _numbers(self) -> list[int]:
+        with _translating():
+            return self._epochs.numbers()
+
+    def _publication(self, chain: Chain) -> Publication:
+        try:
+            clocks = [shard["clock"] for shard in chain.shards]
+            return Publication(
+                number=chain.epoch,
+                version=chain.epoch,
+                model=self.name,
+                run=chain.about["run"],
+                spec=chain.about["spec"],
+                clock={int(partition): min(clock.get(partition, 0) for clock in clocks) for partition in clocks[0]},
+                watermark=max(shard["watermark"] for shard in chain.shards),
+                published=0.0,
+                dtype="float32",
+                rows=self._counts(chain),
+            )
+        except (KeyError, TypeError, ValueError) as exc:
+            raise PublicationCorrupt(f"{chain.url} does not say what was learned: {exc!r}") from exc
+
+    def _counts(self, chain: Chain) -> dict[str, int]:
+        counts = CheckpointReader(self._epochs.directory(chain.epochs[0])).row_counts
+        if len(chain.epochs) == 1:
+            return dict(counts)
+        return {table: _count(_changes(chain, table)) for table in counts}
+
+
+def _count(changes: Iterator[RowChange]) -> int:
+    keys = np.empty(0, np.uint64)
+    for change in changes:
+        keys = np.setdiff1d(np.union1d(keys, change.keys), change.gone)
+    return len(keys)
+
+
+def _changes(chain: Chain, table: str) -> Iterator[RowChange]:
+    changes, rows = chain.changes(table), np.empty((0, 0), np.float32)
+    while True:
+        with _translating():
+            part = next(changes, None)
+        if part is None:
+            return
+        if isinstance(part, Tombstones):
+            yield RowChange(table, part.keys[:0], rows[:0], part.keys)
+        else:
+            rows = part.embeddings
+            yield RowChange(table, part.keys, part.embeddings, part.keys[:0])
+
+
+def _joined(arrays: list[dict[str, NDArray[Any]]], name: str) -> Floats:
+    try:
+        return np.concatenate([shard[name].astype(np.float32, copy=False).ravel() for shard in arrays])
+    except KeyError as exc:
+        raise PublicationCorrupt(f"a checkpoint has no {name} parameters: it is of no learner") from exc
+
+
+@contextmanager
+def _translating() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointCorrupt as exc:
+        raise PublicationCorrupt(str(exc)) from exc
+    except CheckpointError as exc:
+        raise OriginUnavailable(str(exc)) from exc

@@ -1,0 +1,226 @@
+"""What runs in the Redis server, atomically. schemas/README.md describes the keys.
+
+Scripts go with every call (EVAL): they are short, and so survive restarts of the server. Each is given all of a model's
+keys that scripts touch, as of `script_keys`, then its own; they have the same hash tag. Time is the server's.
+"""
+
+from streamtrain.store.redis_layout import Keys
+
+
+def script_keys(keys: Keys) -> list[str]:
+    """The first KEYS of every script."""
+    return [
+        keys.head,
+        keys.log,
+        keys.steps,
+        keys.applied,
+        keys.writers,
+        keys.numbers,
+        keys.dictionaries,
+        keys.building,
+        keys.versions,
+        keys.labels,
+        keys.holds,
+        keys.history,
+    ]
+
+
+_NAMES = """
+local head, log, steps, applied, writers, numbers, dictionaries, building, versions, labels, holds, history =
+  unpack(KEYS)
+"""
+_HELPERS = f"""{_NAMES}
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function is_whole(dictionary)
+  local layout = redis.call('HGET', dictionaries, dictionary)
+  return layout and string.sub(layout, 1, 1) ~= '-'
+end
+local function lease(dictionary, ms)
+  redis.call('ZADD', building, string.format('%.0f', now + ms), dictionary)
+end
+local function forget(dictionary)
+  if is_whole(dictionary) then
+    redis.call('HSET', dictionaries, dictionary, '-' .. redis.call('HGET', dictionaries, dictionary))
+  end
+end
+local function place_of(version)
+  local manifest = redis.call('HGET', versions, version)
+  return manifest and string.match(manifest, '^%d+')
+end
+local function metrics_of(version)
+  local manifest = redis.call('HGET', versions, version)
+  return cjson.encode(cjson.decode(string.match(manifest, '{{.*')).publication.metrics)
+end
+local function note(what, who, why, version, label, was, metrics)
+  redis.call('XADD', history, 'MAXLEN', '~', 10000, '*', 'what', what, 'who', who, 'why', why, 'version', version,
+    'label', label, 'was', was, 'metrics', metrics)
+end
+"""
+_READ = f"#!lua flags=no-writes\n{_NAMES}"
+_WRITE = f"#!lua\n{_HELPERS}"
+_SMALL = f"#!lua flags=allow-oom\n{_HELPERS}"  # small writes, and such that free memory, though memory is full
+
+# Answers the head, flat; nothing if there is none.
+STATE = f"""{_READ}
+return redis.call('HGETALL', head)
+"""
+
+# ARGV: layout, ms of the lease. Answers the number of a new dictionary: never one that there was before, even if the
+# server has forgotten everything since.
+BEGIN = f"""{_WRITE}
+local number = string.format('%.0f', math.max(now, 1 + (redis.call('HGET', numbers, 'dictionary') or 0)))
+redis.call('HSET', numbers, 'dictionary', number)
+redis.call('HSET', dictionaries, number, ARGV[1])
+lease(number, ARGV[2])
+return number
+"""
+
+# ARGV: dictionary, ms of the lease. Answers whether the dictionary is still there.
+RENEW = f"""{_SMALL}
+if not is_whole(ARGV[1]) then return 0 end
+lease(ARGV[1], ARGV[2])
+return 1
+"""
+
+# ARGV: shard, owner, who alone applies from now on. Answers the id up to which the shard has applied, if any.
+OWN = f"""{_SMALL}
+redis.call('HSET', writers, ARGV[1], ARGV[2])
+return redis.call('HGET', applied, ARGV[1])
+"""
+
+# ARGV: shard, owner, dictionary, id up to which the shard has applied, or "" to ask only. Answers whether it may.
+APPLIED = f"""{_SMALL}
+if redis.call('HGET', writers, ARGV[1]) ~= ARGV[2] then return 0 end
+if redis.call('HGET', head, 'dictionary') ~= ARGV[3] then return 0 end
+if ARGV[4] ~= '' then redis.call('HSET', applied, ARGV[1], ARGV[4]) end
+return 1
+"""
+
+# ARGV: number, dictionary, publication, layout, tokens, "1" if it is a full one, bytes in the log, bytes that the log
+# keeps, shards. Answers what became of it, and the head's number.
+#
+# The log begins with the entry of a commit: the oldest within the limit, but never a later one than the last but one.
+COMMIT = f"""{_WRITE}
+local was = redis.call('HMGET', head, 'number', 'tokens', 'dictionary', 'id')
+local number, is_full = was[1], ARGV[6] == '1'
+if number == ARGV[1] and was[2] == ARGV[5] then return {{'committed', number}} end
+if number and tonumber(number) + 1 ~= tonumber(ARGV[1]) then return {{'turn', number}} end
+if is_full and not is_whole(ARGV[2]) or not is_full and was[3] ~= ARGV[2] then return {{'gone', number or '0'}} end
+if not is_full then
+  local all = redis.call('HGETALL', applied)
+  for i = 1, #all, 2 do
+    if all[i + 1] ~= was[4] then return {{'behind', all[i]}} end
+  end
+end
+local id = redis.call('XADD', log, '*', 'c', ARGV[3], 'l', ARGV[4], 'a', ARGV[5], 'f', ARGV[6])
+local total = redis.call('HINCRBY', numbers, 'bytes', ARGV[7])
+redis.call('HSET', head, 'number', ARGV[1], 'id', id, 'before', was[4] or '0-0', 'dictionary', ARGV[2],
+  'publication', ARGV[3], 'layout', ARGV[4], 'tokens', ARGV[5])
+redis.call('ZADD', steps, ARGV[1], id .. ':' .. string.format('%.0f', total))
+if is_full then
+  redis.call('DEL', applied)
+  for shard = 0, ARGV[9] - 1 do redis.call('HSET', applied, shard, id) end
+  redis.call('ZREM', building, ARGV[2])
+  if was[3] then forget(was[3]) end
+end
+local function oldest() return string.match(redis.call('ZRANGE', steps, 0, 0)[1], '(.*):(%d+)') end
+local first, before = oldest()
+while redis.call('ZCARD', steps) > 2 and (is_full or total - before > tonumber(ARGV[8])) do
+  redis.call('ZREMRANGEBYRANK', steps, 0, 0)
+  first, before = oldest()
+end
+if redis.call('ZCARD', steps) > 1 then redis.call('XTRIM', log, 'MINID', '=', first) end
+return {{'committed', ARGV[1]}}
+"""
+
+# KEYS: further weights and sums of the dictionary. ARGV: dictionary, version, manifest, who, why. Answers whether the
+# version is there now.
+ADD_VERSION = f"""{_WRITE}
+if not is_whole(ARGV[1]) or redis.call('EXISTS', KEYS[13], KEYS[14]) < 2 then return 0 end
+redis.call('HSET', versions, ARGV[2], ARGV[1] .. ' ' .. ARGV[3])
+redis.call('ZREM', building, ARGV[1])
+note('version', ARGV[4], ARGV[5], ARGV[2], '', '', metrics_of(ARGV[2]))
+return 1
+"""
+
+# KEYS: further what the label was before. ARGV: label, version or "" for none, who, why. Answers whether there is such
+# a version.
+LABEL = f"""{_SMALL}
+local label, version = ARGV[1], ARGV[2]
+local was = redis.call('HGET', labels, label)
+if version == '' then
+  redis.call('HDEL', labels, label)
+  redis.call('DEL', KEYS[13])
+elseif redis.call('HEXISTS', versions, version) == 0 then
+  return 0
+else
+  if was and was ~= version then
+    redis.call('LPUSH', KEYS[13], was)
+    redis.call('LTRIM', KEYS[13], 0, 99)
+  end
+  redis.call('HSET', labels, label, version)
+end
+note('label', ARGV[3], ARGV[4], version, label, was or '', version == '' and '{{}}' or metrics_of(version))
+return 1
+"""
+
+# KEYS: further what the label was before. ARGV: label, who, why. Answers the version that the label is again, or none.
+ROLLBACK = f"""{_SMALL}
+local label = ARGV[1]
+local was = redis.call('HGET', labels, label)
+local version = redis.call('LPOP', KEYS[13])
+while version and (version == was or redis.call('HEXISTS', versions, version) == 0) do
+  version = redis.call('LPOP', KEYS[13])
+end
+if not version then return false end
+redis.call('HSET', labels, label, version)
+note('rollback', ARGV[2], ARGV[3], version, label, was or '', metrics_of(version))
+return version
+"""
+
+# ARGV: version, server, ms. Answers whether there is such a version.
+HOLD = f"""{_SMALL}
+if redis.call('HEXISTS', versions, ARGV[1]) == 0 then return 0 end
+redis.call('ZADD', holds, string.format('%.0f', now + ARGV[3]), ARGV[1] .. ':' .. ARGV[2])
+return 1
+"""
+
+# ARGV: version, who, why. Answers who uses it, if anybody does; then nothing has happened.
+DELETE = f"""{_SMALL}
+local version, users = ARGV[1], {{}}
+local all = redis.call('HGETALL', labels)
+for i = 1, #all, 2 do
+  if all[i + 1] == version then users[#users + 1] = 'the label ' .. all[i] end
+end
+redis.call('ZREMRANGEBYSCORE', holds, '-inf', string.format('(%.0f', now))
+for _, hold in ipairs(redis.call('ZRANGE', holds, 0, -1)) do
+  local of, server = string.match(hold, '^(%d+):(.*)$')
+  if of == version then users[#users + 1] = 'the server ' .. server end
+end
+local place = place_of(version)
+if #users > 0 or not place then return users end
+note('delete', ARGV[2], ARGV[3], version, '', '', metrics_of(version))
+redis.call('HDEL', versions, version)
+forget(place)
+return users
+"""
+
+# Answers dictionaries that nobody will use any more, each with its layout, flat.
+GARBAGE = f"""{_SMALL}
+local used = {{}}
+local current = redis.call('HGET', head, 'dictionary')
+if current then used[current] = true end
+for _, version in ipairs(redis.call('HKEYS', versions)) do used[place_of(version)] = true end
+redis.call('ZREMRANGEBYSCORE', building, '-inf', string.format('(%.0f', now))
+for _, dictionary in ipairs(redis.call('ZRANGE', building, 0, -1)) do used[dictionary] = true end
+local found = {{}}
+for _, dictionary in ipairs(redis.call('HKEYS', dictionaries)) do
+  if not used[dictionary] then
+    forget(dictionary)
+    found[#found + 1] = dictionary
+    found[#found + 1] = string.sub(redis.call('HGET', dictionaries, dictionary), 2)
+  end
+end
+return found
+"""

@@ -1,0 +1,294 @@
+"""Versions of a model in Redis: made of the head, labelled, held by servers, deleted."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamtrain.errors import PublicationCorrupt, PublicationError
+from streamtrain.store.origin import Publication, Weights
+from streamtrain.store.redis_buckets import Buckets, Sums
+from streamtrain.store.redis_layout import Layout
+from streamtrain.store.redis_model import Head, RedisModel
+from streamtrain.store.redis_scripts import ADD_VERSION, DELETE, HOLD, LABEL, ROLLBACK
+
+PROD = "prod"
+"""The label of the version that is served to all, if not the head is."""
+
+_TRIES = 3  # of reading the head, which may be replaced, or move on faster than it is read
+
+
+class Deed(NamedTuple):
+    """Something that was done to versions.
+
+    Attributes:
+        at: when, seconds since the epoch.
+        what: "version", "label", "rollback" or "delete".
+        who: did it.
+        why: as was said.
+        version: of which it was done; None: a label was removed.
+        label: that was changed, if any.
+        was: the label's version before, if any.
+        metrics: of the version.
+    """
+
+    at: float
+    what: str
+    who: str
+    why: str
+    version: int | None
+    label: str
+    was: int | None
+    metrics: Mapping[str, Mapping[str, float | None]]
+
+
+class _Copy(NamedTuple):
+    publication: Publication
+    layout: Layout
+    weights: Weights
+
+
+class RedisVersions:
+    """The versions of a model. Thread-safe.
+
+    Every method may raise OriginUnavailable, and PublicationError.
+
+    Args:
+        model: whose.
+    """
+
+    def __init__(self, model: RedisModel) -> None:
+        self._model = model
+
+    def all(self) -> list[Publication]:
+        """The versions that there are, ascending."""
+        return [publication for publication, _ in sorted(self._placed(), key=lambda one: one[0].version or 0)]
+
+    def find(self, version: int) -> tuple[Publication, Layout] | None:
+        """A version and the layout of its dictionary, if it is there."""
+        found = self._model.server.call("HGET", self._model.keys.versions, version)
+        return None if found is None else self._parsed(found)
+
+    def _placed(self) -> list[tuple[Publication, Layout]]:
+        found = self._model.server.call("HVALS", self._model.keys.versions)
+        return [self._parsed(one) for one in found]
+
+    def _parsed(self, manifest: bytes) -> tuple[Publication, Layout]:
+        try:
+            given = json.loads(manifest.partition(b" ")[2])
+            return Publication.of_json(given["publication"]), Layout.of_json(json.dumps(given["layout"]))
+        except (KeyError, TypeError, ValueError) as exc:
+            raise PublicationCorrupt(f"a version of {self._model.name} is damaged: {exc}") from exc
+
+    def make(self, who: str, why: str = "", *, expected: Mapping[str, NDArray[np.uint64]] | None = None) -> Publication:
+        """Copies the head to a new version, while it may go on. It is of the last publication at the copy's end.
+
+        Args:
+            who: makes it.
+            why: for the history.
+            expected: by table the sums of checksums of all rows as shards know them, of exactly the head as it is;
+                only for a head that stands still meanwhile.
+
+        Raises:
+            PublicationCorrupt: the head has not the rows that its publication says.
+            PublicationError: there is no head, or not these checksums.
+        """
+        for _ in range(_TRIES):
+            head = self._model.head()
+            if head is None:
+                raise PublicationError(f"there is no head of {self._model.name} of which to make a version")
+            target = self._model.begin(head.layout)
+            try:
+                found = self._copied(head, target)
+                if found is not None:
+                    return self._add(found, who, why, expected)
+            finally:
+                self._done(target)
+        raise PublicationError(f"the head of {self._model.name} was replaced again and again: try later")
+
+    def _copied(self, head: Head, target: Layout) -> _Copy | None:
+        """None if the head was replaced meanwhile."""
+        renew = self._model.renewing(target)
+        self._model.buckets(head.layout).copy(target, renew)
+        last = self._model.head()
+        if last is None or last.layout.dictionary != head.layout.dictionary:
+            return None
+        buckets = self._model.buckets(target)
+        weights: Weights | None = None
+        for step in self._model.log.between(head.before, last.id):
+            for change in () if step.is_full else step.changes:
+                buckets.put(change, renew)
+            weights = step.weights
+        assert weights is not None  # what is between two different entries ends with one
+        return _Copy(last.publication, target, weights)
+
+    def _add(self, copy: _Copy, who: str, why: str, expected: Mapping[str, Any] | None) -> Publication:
+        publication, layout, weights = copy
+        keys, number = self._model.keys, layout.dictionary
+        sums = self._checked(publication, self._model.buckets(layout), expected)
+        fields = [part for table, one in sums.items() for part in _packed(table, one)]
+        self._model.server.call("HSET", keys.sums(number), b"format", 1, *fields)
+        dense, statistics = (part.astype("<f4").tobytes() for part in weights)
+        self._model.server.call("HSET", keys.weights(number), "dense", dense, "statistics", statistics)
+        version = int(self._model.server.call("HINCRBY", keys.numbers, "version", 1))
+        publication = replace(publication, version=version)
+        manifest = json.dumps({"publication": publication.as_json(), "layout": json.loads(layout.as_json())})
+        extra = (keys.weights(number), keys.sums(number))
+        if not self._model.run(ADD_VERSION, number, version, manifest, who, why, keys=extra):
+            raise PublicationCorrupt(f"version {version} of {self._model.name} was lost before it was complete")
+        return publication
+
+    def _checked(
+        self, publication: Publication, buckets: Buckets, expected: Mapping[str, Any] | None
+    ) -> dict[str, Sums]:
+        found = {table: buckets.sums(table) for table in buckets.layout.tables}
+        for table, sums in found.items():
+            check_rows(self._model.name, publication, table, int(sums.rows.sum(dtype=np.int64)))
+            if expected is not None and sums.sums.sum(dtype=np.uint64) != np.sum(expected[table], dtype=np.uint64):
+                raise PublicationError(f"table {table} of {self._model.name} has not the checksum of its shards")
+        return found
+
+    def _done(self, layout: Layout) -> None:
+        with suppress(PublicationError):  # what is left is deleted when its lease has run out
+            self._model.server.call("ZREM", self._model.keys.building, layout.dictionary)
+            self._model.sweep()
+
+    def sums(self, layout: Layout) -> dict[str, Sums]:
+        """By table the rows and checksums of a version's buckets.
+
+        Raises:
+            PublicationCorrupt: they are gone.
+        """
+        flat = self._model.server.call("HGETALL", self._model.keys.sums(layout.dictionary))
+        found = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+        try:
+            return {
+                table: Sums(
+                    np.frombuffer(found[f"rows:{table}".encode()], "<u4", one.buckets),
+                    np.frombuffer(found[f"sums:{table}".encode()], "<u8", one.buckets),
+                )
+                for table, one in layout.tables.items()
+            }
+        except (KeyError, ValueError) as exc:
+            raise PublicationCorrupt(f"the checksums of a version of {self._model.name} are gone or damaged") from exc
+
+    def weights(self, layout: Layout) -> Weights:
+        """A version's weights.
+
+        Raises:
+            PublicationCorrupt: they are gone.
+        """
+        found = self._model.server.call("HMGET", self._model.keys.weights(layout.dictionary), "dense", "statistics")
+        if None in found:
+            raise PublicationCorrupt(f"the weights of a version of {self._model.name} are gone")
+        return Weights(*(np.frombuffer(part, "<f4").astype(np.float32, copy=False) for part in found))
+
+    # --- labels ---
+
+    def labels(self) -> dict[str, int]:
+        """Version by label."""
+        flat = self._model.server.call("HGETALL", self._model.keys.labels)
+        found = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+        return {label.decode(): int(version) for label, version in found.items()}
+
+    def set_label(self, label: str, version: int | None, who: str, why: str = "") -> None:
+        """Gives a label to a version, and takes it from another; None: to none.
+
+        Raises:
+            PublicationCorrupt: there is no such version.
+        """
+        before = (self._model.keys.before(label),)
+        if not self._model.run(LABEL, label, "" if version is None else version, who, why, keys=before):
+            raise PublicationCorrupt(f"there is no version {version} of {self._model.name}")
+
+    def promote(self, version: int | None, who: str, why: str = "") -> int:
+        """Labels a version "prod", or a new one of the head (None); returns its number."""
+        number = self.make(who, why).version if version is None else version
+        assert number is not None  # a version's
+        self.set_label(PROD, number, who, why)
+        return number
+
+    def rollback(self, who: str, why: str = "", label: str = PROD) -> int:
+        """Gives a label back to the version before, of those that are still there; returns its number.
+
+        Raises:
+            PublicationError: there is none.
+        """
+        found = self._model.run(ROLLBACK, label, who, why, keys=(self._model.keys.before(label),))
+        if found is None:
+            raise PublicationError(f"there is no version of {self._model.name} that was {label} before")
+        return int(found)
+
+    def history(self, count: int = 100) -> list[Deed]:
+        """What was done, the last first; about ten thousand deeds are kept."""
+        entries = self._model.server.call("XREVRANGE", self._model.keys.history, "+", "-", "COUNT", count)
+        return [_deed(entry, fields) for entry, fields in entries]
+
+    # --- retention ---
+
+    def hold(self, version: int, server: str, seconds: float) -> None:
+        """Keeps a version from being deleted for so long, since a server uses it; again to prolong.
+
+        Raises:
+            PublicationCorrupt: there is no such version.
+        """
+        if not self._model.run(HOLD, version, server, round(seconds * 1000)):
+            raise PublicationCorrupt(f"there is no version {version} of {self._model.name}")
+
+    def release(self, version: int, server: str) -> None:
+        """Ends a hold."""
+        self._model.server.call("ZREM", self._model.keys.holds, f"{version}:{server}")
+
+    def delete(self, version: int, who: str, why: str = "") -> None:
+        """Deletes a version; nothing happens if there is none.
+
+        Raises:
+            PublicationError: a label or a server uses it.
+        """
+        if users := self._users_unless_deleted(version, who, why):
+            raise PublicationError(f"version {version} of {self._model.name} is in use by {', '.join(users)}")
+        self._model.sweep()
+
+    def retain(self, keep: int, who: str, why: str = "") -> list[int]:
+        """Deletes all versions but the last so many, and those that a label or a server uses; returns their numbers."""
+        versions = [version for one in self.all() if (version := one.version) is not None]
+        deleted = [
+            version
+            for version in versions[: max(0, len(versions) - keep)]
+            if not self._users_unless_deleted(version, who, why)
+        ]
+        self._model.sweep()
+        return deleted
+
+    def _users_unless_deleted(self, version: int, who: str, why: str) -> list[str]:
+        return [user.decode() for user in self._model.run(DELETE, version, who, why)]
+
+
+def check_rows(name: str, publication: Publication, table: str, found: int) -> None:
+    """Whether a table has as many rows as its publication says.
+
+    Raises:
+        PublicationCorrupt: it has not.
+    """
+    if publication.rows.get(table) != found:
+        raise PublicationCorrupt(
+            f"table {table} of publication {publication.number} of {name} has {found} rows, not "
+            f"{publication.rows.get(table)}"
+        )
+
+
+def _packed(table: str, sums: Sums) -> list[Any]:
+    return [f"rows:{table}", sums.rows.astype("<u4").tobytes(), f"sums:{table}", sums.sums.astype("<u8").tobytes()]
+
+
+def _deed(entry: bytes, flat: Any) -> Deed:
+    fields = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+    text = {name.decode(): value.decode() for name, value in fields.items()}
+    version, was = (int(text[name]) if text[name] else None for name in ("version", "was"))
+    at = int(entry.partition(b"-")[0]) / 1000
+    metrics = json.loads(text["metrics"])
+    return Deed(at, text["what"], text["who"], text["why"], version, text["label"], was, metrics)
