@@ -1,0 +1,159 @@
+"""The application: all protocols over HTTP, and the server that runs it."""
+
+import asyncio
+import gc
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import Response
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from streamtrain.address import parse_address
+from streamtrain.errors import ConfigError
+from streamtrain.serve import control, openinference, tfserving
+from streamtrain.serve.answers import answer, documented, install
+from streamtrain.serve.batcher import Batcher
+from streamtrain.serve.follower import Follower
+from streamtrain.serve.registry import Registry
+from streamtrain.serve.service import Limits, Service
+
+DRAIN_SECONDS = 10
+
+
+def make_app(
+    registry: Registry,
+    follower: Follower | None = None,
+    *,
+    admin_token: str | None = None,
+    limits: Limits | None = None,
+    max_batch: int = 512,
+    max_queue: int = 8192,
+) -> FastAPI:
+    """The application that serves a registry's model.
+
+    Args:
+        registry: of publications.
+        follower: that keeps the registry up; started and closed with the application. None: somebody else does.
+        admin_token: that control needs; None: control is refused.
+        limits: of requests.
+        max_batch: instances that are predicted together at most; a single request may have more.
+        max_queue: instances that may wait; more are refused with 503.
+
+    Raises:
+        ConfigError: the admin token is empty.
+    """
+    if admin_token is not None and not admin_token.strip():
+        raise ConfigError("the admin token is empty; leave it out to turn control off")
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.open()
+        if follower is not None:
+            follower.start()
+        yield
+        if follower is not None:
+            await asyncio.to_thread(follower.close)
+        service.close()
+
+    service = Service(registry, follower, Batcher(max_batch, max_queue), limits or Limits())
+    app = FastAPI(
+        title=f"streamtrain: {registry.model.name}",
+        version=version("streamtrain"),
+        description="Predictions by a model that learns from events seconds after they happened.",
+        lifespan=lifespan,
+    )
+    install(app)
+    # Not as routers that are included: they would be searched one after another, and after FastAPI's own routes.
+    app.router.routes[:0] = [
+        *tfserving.routes(service),
+        *openinference.routes(service),
+        *control.routes(service, admin_token),
+    ]
+    _add_health(app, service)
+    _document_token(app)
+    return app
+
+
+def _add_health(app: FastAPI, service: Service) -> None:
+    @app.get("/healthz/live", tags=["health"], summary="Whether the process runs", responses=documented({}))
+    async def live() -> Response:
+        return answer({"status": "live"})
+
+    @app.get("/healthz/ready", tags=["health"], summary="Whether it can predict", responses=documented({}, 503))
+    async def ready() -> Response:
+        predictor = service.chosen(service.registry.model.name)()
+        number = predictor.publication.number
+        about = {"status": "ready", "version": predictor.name, "publication": number, "origin": service.origin_state()}
+        return answer(about)
+
+    @app.get("/metrics", tags=["health"], summary="For Prometheus", response_class=Response)
+    async def metrics() -> Response:
+        text = await asyncio.to_thread(generate_latest, service.metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _document_token(app: FastAPI) -> None:
+    """Names the admin token in the OpenAPI page, where routes refer to it."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        page = make()
+        page.setdefault("components", {})["securitySchemes"] = {"admin token": {"type": "http", "scheme": "bearer"}}
+        return page
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def configure(app: FastAPI, address: str, *, log_level: str = "warning") -> uvicorn.Config:
+    """How uvicorn runs an application.
+
+    Args:
+        app: the application.
+        address: "host:port" or "[ipv6]:port"; port 0 is a free one.
+        log_level: of uvicorn.
+
+    Raises:
+        ConfigError: the address is none of TCP.
+    """
+    place = parse_address(address, "the address to serve at", any_port=True)
+    if place.path:
+        raise ConfigError(f'predictions are served over TCP only: give "host:port", not {address!r}')
+    return uvicorn.Config(
+        app,
+        host=place.host,
+        port=place.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        log_level=log_level,
+    )
+
+
+def serve(app: FastAPI, address: str) -> None:
+    """Serves an application until the process is told to end; then answers what it has, and returns.
+
+    Args:
+        app: what `make_app` gave.
+        address: as for `configure`.
+
+    Raises:
+        ConfigError: the address is wrong, or cannot be bound.
+    """
+    server = uvicorn.Server(configure(app, address))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn sends itself what ended it once more: to end so is no failure
+    gc.collect()
+    gc.freeze()  # TensorFlow's hundred thousands of objects need not be looked at again while requests wait
+    try:
+        server.run()
+    except SystemExit as exc:  # uvicorn's way to say that it cannot be bound; its log says why
+        raise ConfigError(f"cannot serve at {address}: it is in use, or not of this machine") from exc

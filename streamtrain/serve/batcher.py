@@ -1,0 +1,157 @@
+"""Batcher: the requests of one process, predicted together.
+
+Whatever has come while the event loop was at its sockets, or while the last batch ran, is the next batch: nobody waits
+for others to come, and under load batches grow by themselves. A small batch runs on the event loop, as it takes less
+time than to hand it to a thread and back; a large one runs on a thread, so that health checks are still answered.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from streamtrain.errors import BadSample, SampleError, StreamtrainError
+from streamtrain.serve.predictor import Predicted, Predictor
+
+Outcome = Predicted | Exception
+
+
+class Overloaded(StreamtrainError):
+    """So many instances wait to be predicted that more are refused."""
+
+
+@dataclass
+class _Waiting:
+    predictor: Predictor
+    messages: Sequence[bytes]
+    answer: asyncio.Future[Predicted]
+
+
+@dataclass
+class Batcher:
+    """Predicts requests one batch at a time. All calls come from one event loop.
+
+    Args:
+        max_batch: instances after which no further request is added to a batch; a request is never cut.
+        max_queue: instances that may wait.
+        on_loop: instances up to which a batch runs on the event loop.
+        observe: is told the number of instances of each batch.
+    """
+
+    max_batch: int = 512
+    max_queue: int = 8192
+    on_loop: int = 32
+    observe: Callable[[int], object] = lambda instances: None
+    waiting: int = field(default=0, init=False)
+    _queue: deque[_Waiting] = field(default_factory=deque, init=False)
+    _busy: bool = field(default=False, init=False)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "predict"), init=False)
+
+    async def predict(self, predictor: Predictor, messages: Sequence[bytes]) -> Predicted:
+        """Predicts JSON messages, maybe together with those of others.
+
+        Raises:
+            Overloaded: too many wait already.
+            SampleError: some of the messages cannot be used.
+        """
+        if self.waiting and self.waiting + len(messages) > self.max_queue:
+            raise Overloaded(f"{self.waiting} instances wait to be predicted already; try again")
+        loop = asyncio.get_running_loop()
+        one = _Waiting(predictor, messages, loop.create_future())
+        self._queue.append(one)
+        self.waiting += len(messages)
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._next, loop)
+        return await one.answer
+
+    def close(self) -> None:
+        """Ends the thread, after what it does now."""
+        self._thread.shutdown()
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch = self._take()
+        if not batch:
+            self._busy = False
+            return
+        messages = [message for one in batch for message in one.messages]
+        if len(messages) <= self.on_loop:
+            self._settle(batch, _outcome(batch[0].predictor, messages))
+            loop.call_soon(self._next, loop)  # what has come meanwhile is read first
+            return
+
+        def done(future: Future[Outcome]) -> None:
+            loop.call_soon_threadsafe(finish, future)
+
+        def finish(future: Future[Outcome]) -> None:
+            self._settle(batch, future.result())
+            self._next(loop)
+
+        self._thread.submit(_outcome, batch[0].predictor, messages).add_done_callback(done)
+
+    def _take(self) -> list[_Waiting]:
+        """The next requests that go together: those of the version whose turn it is, in their order."""
+        batch: list[_Waiting] = []
+        others: list[_Waiting] = []
+        size = 0
+        while self._queue and size < self.max_batch:
+            one = self._queue.popleft()
+            if one.answer.done():  # nobody waits for it any more
+                self.waiting -= len(one.messages)
+            elif batch and (one.predictor is not batch[0].predictor or size + len(one.messages) > self.max_batch):
+                others.append(one)
+            else:
+                batch.append(one)
+                size += len(one.messages)
+        self._queue.extendleft(reversed(others))
+        self.waiting -= size
+        return batch
+
+    def _settle(self, batch: list[_Waiting], outcome: Outcome) -> None:
+        if isinstance(outcome, Predicted):
+            self.observe(len(outcome.predictions))
+            for one, answer in zip(batch, _split(outcome, [len(one.messages) for one in batch]), strict=True):
+                _answer(one.answer, answer)
+        else:
+            for one in batch:
+                _answer(one.answer, outcome)
+
+
+def _outcome(predictor: Predictor, messages: list[bytes]) -> Outcome:
+    try:
+        return predictor.predict_messages(messages)
+    except Exception as exc:  # whoever waits gets it
+        return exc
+
+
+def _answer(future: asyncio.Future[Predicted], outcome: Outcome) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, Predicted):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
+
+
+def _split(outcome: Predicted, sizes: list[int]) -> list[Outcome]:
+    """Each request's part; one of whose messages some are bad gets nothing but what is wrong with them."""
+    if len(sizes) == 1 and not outcome.bad:
+        return [outcome]
+    ends = np.cumsum(sizes)
+    bad_by: list[list[BadSample]] = [[] for _ in sizes]
+    for one in outcome.bad:
+        bad_by[int(np.searchsorted(ends, one.index, side="right"))].append(one)
+    parts: list[Outcome] = []
+    at = 0
+    for end, size, bad in zip(ends.tolist(), sizes, bad_by, strict=True):
+        good = size - len(bad)
+        if bad:
+            start = end - size
+            parts.append(SampleError([type(one)(one.index - start, one.reason, one.field) for one in bad]))
+        else:
+            parts.append(outcome._replace(predictions=outcome.predictions[at : at + good], bad=[]))
+        at += good
+    return parts

@@ -1,0 +1,92 @@
+"""What a serving process tells Prometheus."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from streamtrain.metrics import of_serving as of
+from streamtrain.metrics.endpoint import process_registry
+from streamtrain.serve.batcher import Batcher
+from streamtrain.serve.follower import Follower
+from streamtrain.serve.registry import Registry
+
+_GATHERED = (
+    *(of.WAITING, of.IDS, of.READY, of.INFO, of.PUBLICATION, of.WATERMARK, of.FRESHNESS, of.ROWS, of.BYTES),
+    *(of.SWAPS, of.REFUSED, of.STALE),
+)
+
+
+class ServingMetrics(Collector):
+    """The metrics of one serving process.
+
+    Args:
+        registry: of publications.
+        batcher: that predicts.
+        follower: that keeps the registry up; None: nothing does.
+        now: seconds since the epoch.
+
+    Attributes:
+        registry: of metrics, to be scraped.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        batcher: Batcher,
+        follower: Follower | None = None,
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.registry: CollectorRegistry = process_registry()
+        self._publications = registry
+        self._batcher = batcher
+        self._follower = follower
+        self._now = now
+        self._requests = of.REQUESTS.counter(self.registry)
+        self._latency = of.LATENCY.histogram(self.registry, of.SECONDS)
+        self._batch = of.BATCH.histogram(self.registry, of.INSTANCES)
+        self._ids: dict[tuple[object, ...], float] = {}
+        batcher.observe = self._batch.observe
+        self.registry.register(self)
+
+    def answered(self, protocol: str, code: int) -> None:
+        """A request for predictions was answered."""
+        self._requests.labels(protocol, str(code)).inc()
+
+    def predicted(self, version: str, seconds: float) -> None:
+        """A request was predicted, and took so long."""
+        self._latency.labels(self._publications.model.name, version).observe(seconds)
+
+    def describe(self) -> Iterator[Metric]:
+        """Without values: what a registry knows it by."""
+        for definition in _GATHERED:
+            yield definition.family()
+
+    def collect(self) -> Iterator[Metric]:
+        """As of now."""
+        loaded = {str(version): one for version, one in self._publications.resident.items()}
+        served = self._publications.served
+        watermarks: dict[tuple[object, ...], float] = {
+            (v,): one.publication.watermark for v, one in loaded.items() if one.publication.watermark
+        }
+        fresh = served is not None and served.publication.watermark > 0
+        yield of.WAITING.family({(): self._batcher.waiting})
+        yield of.READY.family({(): served is not None})
+        yield of.INFO.family({(self._publications.model.name, served.name): 1} if served else None)
+        yield of.PUBLICATION.family({(v,): one.publication.number for v, one in loaded.items()})
+        yield of.WATERMARK.family(watermarks)
+        yield of.FRESHNESS.family({(): self._now() - served.publication.watermark} if served and fresh else None)
+        yield of.ROWS.family({(v, t): n for v, one in loaded.items() for t, n in one.replica.rows.items()})
+        yield of.BYTES.family({(v,): one.replica.nbytes for v, one in loaded.items()})
+        yield of.SWAPS.family({(kind,): count for kind, count in self._publications.swaps.items()})
+        yield of.REFUSED.family({(): self._publications.refused})
+        yield of.STALE.family({(): self._follower.stale_seconds if self._follower else 0})
+        for version, one in loaded.items():
+            for table, (found, looked_up) in dict(one.found).items():
+                # Of a version that is loaded again, what it counted begins anew, as after a restart.
+                self._ids[version, table, "found"] = found
+                self._ids[version, table, "born"] = looked_up - found
+        yield of.IDS.family(self._ids)

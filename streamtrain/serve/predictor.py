@@ -1,0 +1,155 @@
+"""Predictor: from samples to predictions, by one loaded publication."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamtrain._core import Plan
+from streamtrain.errors import BadSample, PublicationCorrupt, SampleError
+from streamtrain.model.batch import Batch
+from streamtrain.model.model import Model
+from streamtrain.model.samples import SampleReader, Samples
+from streamtrain.serve.graph import Graph
+from streamtrain.serve.replica import Replica, View
+from streamtrain.store.origin import Floats, Origin, Publication, Step
+
+_MOST = 1 << 20
+WARM_SIZES = (1, 2, 64, 512)
+COUNTED_BATCHES = 16  # to count in every batch would slow the small ones
+
+
+class Predicted(NamedTuple):
+    """What came of some samples; all of it of one publication.
+
+    Attributes:
+        predictions: float32 [k, L], of the samples that could be read.
+        bad: the others, and why; their indexes are positions among the samples.
+        publication: that predicted.
+    """
+
+    predictions: Floats
+    bad: list[BadSample]
+    publication: Publication
+
+
+class Predictor:
+    """Predicts by one version, or by the head, whose publications follow one another. Threads take turns.
+
+    Args:
+        model: whose samples are read.
+        graph: of the model; predictors share it.
+        replica: of which rows and weights are read.
+        name: "head", or the number of the version: as it is called in answers.
+
+    Attributes:
+        found: by table how many ids had a row and how many there were, in one batch of `COUNTED_BATCHES`.
+    """
+
+    def __init__(self, model: Model, graph: Graph, replica: Replica, name: str) -> None:
+        self.name = name
+        self.replica = replica
+        self._model = model
+        self._graph = graph
+        self._reader = SampleReader(model, with_labels=False)
+        self._planner = model.planner(1)
+        self._trained: tuple[int, str] = (-1, "")
+        self._batches = 0
+        self.found: dict[str, tuple[int, int]] = {}
+
+    @classmethod
+    def load(cls, model: Model, graph: Graph, origin: Origin, publication: Publication, name: str) -> "Predictor":
+        """Loads a publication, and predicts with it once in vain so that what comes first is not slow.
+
+        Raises:
+            OriginUnavailable: the origin does not answer.
+            PublicationCorrupt: the publication is damaged.
+        """
+        replica = Replica(publication, [table.name for table in model.schema.tables], graph.tensors)
+        replica.complete(*origin.load(publication, replica.take))
+        predictor = cls(model, graph, replica, name)
+        predictor.warm()
+        return predictor
+
+    @property
+    def publication(self) -> Publication:
+        """What is served now."""
+        return self.replica.publication
+
+    def warm(self) -> None:
+        """Predicts samples without ids.
+
+        Raises:
+            PublicationCorrupt: the prediction is not finite.
+        """
+        for size in WARM_SIZES:
+            if not np.isfinite(self._predict([_blank(self._model, size)])[0][0]).all():
+                raise PublicationCorrupt(f"publication {self.publication.number} predicts what is not finite")
+
+    def predict(self, samples: Samples) -> Floats:
+        """Predicts samples: float32 [n, L].
+
+        Args:
+            samples: dicts, JSON messages, columns or a `Batch`; see `SampleReader.batches`.
+
+        Raises:
+            SampleError: samples cannot be used; it carries all of them with their reasons.
+        """
+        read = list(self._reader.batches(samples, _MOST))
+        if bad := [one for _, refused in read for one in refused]:
+            raise SampleError(bad)
+        predictions, _ = self._predict([batch for batch, _ in read])
+        return np.concatenate([np.empty((0, len(self._model.labels)), np.float32), *predictions])
+
+    def predict_messages(self, messages: Sequence[bytes]) -> Predicted:
+        """Predicts JSON messages, at best those of many requests; what is wrong with one does not touch another."""
+        batch, bad = self._reader.decode(messages)
+        (predictions,), view = self._predict([batch])
+        return Predicted(predictions, bad, view.publication)
+
+    def apply(self, step: Step) -> None:
+        """Goes on to the next publication of the head; see `Replica.apply`."""
+        self.replica.apply(step)
+
+    def trained_through(self, publication: Publication) -> str:
+        """Latest event time that a publication has learned, as ISO 8601; "": it has learned none."""
+        if self._trained[0] != publication.number:
+            at = publication.watermark
+            text = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds") if at else ""
+            self._trained = publication.number, text.replace("+00:00", "Z")
+        return self._trained[1]
+
+    def _predict(self, batches: list[Batch]) -> tuple[list[Floats], View]:
+        plans = [self._planner.plan(one.keys, one.starts, one.offsets, one.times) for one in batches]
+        view = self.replica.read(plans)
+        if self._batches % COUNTED_BATCHES == 0:
+            self._count(plans)
+        self._batches += 1
+        predictions = []
+        for plan, rows, batch in zip(plans, view.rows, batches, strict=True):
+            made = self._graph.run(view.tensors, plan, rows, batch)
+            predictions.append(made if self._model.sampling is None else self._model.sampling.correct(made))
+        return predictions, view
+
+    def _count(self, plans: list[Plan]) -> None:
+        for plan in plans:
+            for table, (found, looked_up) in self.replica.found(plan).items():
+                before = self.found.get(table, (0, 0))
+                self.found[table] = before[0] + found, before[1] + looked_up
+
+
+def _blank(model: Model, samples: int) -> Batch:
+    """Samples with no ids, whose numbers are 0."""
+    features = len(model.schema.embedded)
+    arrays: dict[str, Any] = {
+        "keys": np.empty(0, np.uint64),
+        "starts": np.zeros(features + 1, np.int64),
+        "offsets": np.zeros((features, samples + 1), np.int32),
+        "numeric": np.zeros((samples, len(model.schema.numerics)), np.float32),
+        "labels": np.empty((samples, 0), np.float32),
+        "weights": np.ones(samples, np.float32),
+        "times": np.zeros(samples),
+        "kept": np.arange(samples, dtype=np.int32),
+    }
+    return Batch(**arrays)

@@ -1,0 +1,249 @@
+"""Registry: which publications are loaded, and which of them is served.
+
+A publication is loaded, checked and warmed beside the one that serves; then one reference changes. Requests hold the
+predictor that they began with, so the one before answers those that it has, and its memory goes with the last of them.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from streamtrain.errors import ConfigError, PublicationCorrupt, PublicationError
+from streamtrain.model.model import Model
+from streamtrain.model.spec import Spec
+from streamtrain.serve.graph import Graph
+from streamtrain.serve.predictor import Predictor
+from streamtrain.store.origin import Origin, Publication
+
+logger = logging.getLogger(__name__)
+
+HEAD: Literal["head"] = "head"
+Version = int | Literal["head"]
+
+
+class PublicationMissing(PublicationError):
+    """There is no such version, or nothing has been published yet."""
+
+
+class PublicationMismatch(PublicationError):
+    """A publication is of another model than the one that is served."""
+
+
+class Registry:
+    """Publications of one model, loaded from an origin. Thread-safe.
+
+    Args:
+        model: that is served. Its graph is built, so TensorFlow is loaded.
+        origin: where publications come from.
+        limit: versions that are loaded at the same time, beside the head; those served longest ago go first.
+        resident_changed: is called with the numbers of the loaded versions whenever they change, so that whoever keeps
+            them can hold them.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        origin: Origin,
+        *,
+        limit: int = 2,
+        resident_changed: Callable[[frozenset[int]], object] = lambda versions: None,
+    ) -> None:
+        if limit < 1:
+            raise ConfigError(f"the limit of loaded versions must be at least 1, not {limit}")
+        self.model = model
+        self.origin = origin
+        self.limit = limit
+        self.swaps = {"promote": 0, "rollback": 0, "step": 0, "reload": 0}
+        self.refused = 0
+        self._graph = Graph(model)
+        self._spec = Spec.of(model)
+        self._resident: dict[Version, Predictor] = {}
+        self._labels: dict[str, int] = {}
+        self._history: list[Version] = []  # what was served, the last one now; each once
+        self._loading = threading.Lock()  # one at a time loads; the head goes on meanwhile
+        self._flipping = threading.Lock()  # held for moments; readers need none
+        self._resident_changed = resident_changed
+        self._listeners: list[Callable[[], object]] = []
+
+    @property
+    def served(self) -> Predictor | None:
+        """What answers requests that name no version; None: nothing is loaded yet."""
+        history = self._history
+        return self._resident.get(history[-1]) if history else None
+
+    @property
+    def resident(self) -> dict[Version, Predictor]:
+        """What is loaded."""
+        return dict(self._resident)
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """Version by label, as of the last `refresh_labels`."""
+        return dict(self._labels)
+
+    def find(self, version: Version) -> Predictor | None:
+        """The predictor of a version or of the head, if it is loaded."""
+        return self._resident.get(version)
+
+    def find_label(self, label: str) -> Predictor | None:
+        """The predictor of a label's version, or for "head" that of the head, if it is loaded."""
+        return self._resident.get(HEAD if label == HEAD else self._labels.get(label, -1))
+
+    def versions(self) -> list[Publication]:
+        """The versions that can be served, ascending.
+
+        Raises:
+            OriginUnavailable: the origin does not answer.
+        """
+        return self.origin.versions()
+
+    def listen(self, changed: Callable[[], object]) -> None:
+        """Has `changed` called, by any thread, whenever other publications are loaded or served."""
+        self._listeners.append(changed)
+
+    def unlisten(self, changed: Callable[[], object]) -> None:
+        """Ends what `listen` began."""
+        self._listeners.remove(changed)
+
+    def promote(self, version: Version, origin: Origin | None = None) -> Publication:
+        """Serves a version, or the head; it is loaded first if it is not yet.
+
+        Args:
+            version: number, or "head".
+            origin: where to load it from, if not the registry's.
+
+        Raises:
+            OriginUnavailable: it must be loaded and the origin does not answer.
+            PublicationMissing: there is no such version.
+            PublicationMismatch, PublicationCorrupt: it cannot be served. What was served, still is.
+        """
+        with self._loading:
+            predictor = self._resident.get(version) or self._load(version, origin or self.origin)
+            with self._flipping:
+                before = self.served
+                self._resident = {**self._resident, version: predictor}
+                self._history = [*(one for one in self._history if one != version), version]
+                self._drop_oldest()
+        if before is not predictor:
+            self.swaps["promote"] += 1
+            logger.info("serving %s (publication %d)", predictor.name, predictor.publication.number)
+        self._changed()
+        return predictor.publication
+
+    def rollback(self) -> Publication:
+        """Serves again what was served before; it is still loaded.
+
+        Raises:
+            PublicationMissing: nothing else that was served is loaded.
+        """
+        with self._flipping:
+            if len(self._history) < 2:
+                raise PublicationMissing("nothing that was served before is loaded: promote a version")
+            *before, now = self._history
+            self._history = [now, *before]
+            predictor = self._resident[before[-1]]
+            self.swaps["rollback"] += 1
+            logger.info("rolled back from %s to %s", now, predictor.name)
+        self._changed()
+        return predictor.publication
+
+    def reload_head(self, origin: Origin) -> None:
+        """Loads the head anew, beside the one that is loaded, and puts it in its place.
+
+        Raises:
+            OriginUnavailable, PublicationError: as for `promote`.
+        """
+        with self._loading:
+            head = self._load(HEAD, origin)
+            with self._flipping:
+                self._resident = {**self._resident, HEAD: head}
+        self.swaps["reload"] += 1
+        logger.info("loaded the head anew (publication %d)", head.publication.number)
+        self._changed()
+
+    def follow_head(self, seconds: float) -> None:
+        """Applies what has been published since, and waits for the first for at most so long.
+
+        One thread at a time may do so.
+
+        Raises:
+            OriginUnavailable: the origin does not answer.
+            PublicationError: the head can only be loaded anew.
+        """
+        head = self._resident[HEAD]
+        for step in self.origin.follow(head.publication, seconds):
+            with self._counting_refusals():
+                self._check(step.publication)
+                if step.publication.run != head.publication.run:
+                    raise PublicationCorrupt(f"the head goes on with another run, {step.publication.run!r}")
+                head.apply(step)
+            self.swaps["step"] += 1
+            self._changed()
+
+    def refresh_labels(self) -> None:
+        """Asks the origin for labels, and loads the versions that they name, the lowest ones if they are too many.
+
+        Raises:
+            OriginUnavailable: the origin does not answer.
+        """
+        labels = self.origin.labels()
+        with self._loading:
+            self._labels = labels
+            for version in sorted(set(labels.values()))[: self.limit]:
+                if version in self._resident:
+                    continue
+                predictor = self._load(version, self.origin)
+                with self._flipping:
+                    self._resident = {**self._resident, version: predictor}
+                    self._drop_oldest()
+
+    def _load(self, version: Version, origin: Origin) -> Predictor:
+        with self._counting_refusals():
+            publication = origin.find(None if version == HEAD else version)
+            if publication is None:
+                what = "nothing has been published" if version == HEAD else f"there is no version {version}"
+                raise PublicationMissing(f"{what} in {origin.name}")
+            self._check(publication)
+            return Predictor.load(self.model, self._graph, origin, publication, str(version))
+
+    @contextlib.contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except (PublicationCorrupt, PublicationMismatch) as exc:
+            self.refused += 1
+            logger.error("refused: %s", exc)
+            raise
+        except ConfigError as exc:
+            self.refused += 1
+            raise PublicationCorrupt(f"a publication has no usable spec: {exc}") from exc
+
+    def _check(self, publication: Publication) -> None:
+        """Refuses what is of another model: its rows and weights would mean something else."""
+        theirs = Spec.from_json(publication.spec)
+        if theirs.identity == self._spec.identity:
+            return
+        mine, other = self._spec.meaning(), theirs.meaning()
+        differing = [what for what in mine if mine[what] != other[what]]
+        name = "the head" if publication.version is None else f"version {publication.version}"
+        raise PublicationMismatch(f"{name} is of another model: its {', '.join(differing)} differ from what is served")
+
+    def _drop_oldest(self) -> None:
+        """Forgets versions beyond the limit, but never what is served."""
+        served = self._history[-1] if self._history else None
+        labelled = set(self._labels.values())
+        order = [one for one in self._resident if one not in self._history] + self._history
+        versions = [one for one in order if one not in (HEAD, served)]
+        versions.sort(key=lambda one: one in labelled)  # stable: those without a label go first
+        count = sum(one != HEAD for one in self._resident)
+        for one in versions[: max(0, count - self.limit)]:
+            self._resident = {kept: predictor for kept, predictor in self._resident.items() if kept != one}
+            self._history = [kept for kept in self._history if kept != one]
+            logger.info("dropped version %s", one)
+        self._resident_changed(frozenset(one for one in self._resident if one != HEAD))
+
+    def _changed(self) -> None:
+        for listener in [*self._listeners]:
+            listener()

@@ -1,0 +1,297 @@
+"""What is loaded, what is served, and what is refused; and that serving goes on whatever the origin does."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import streamtrain as stm
+from streamtrain.errors import ConfigError, OriginUnavailable, PublicationCorrupt, PublicationError
+from streamtrain.model.spec import Spec
+from streamtrain.serve.follower import Follower
+from streamtrain.serve.registry import HEAD, PublicationMismatch, PublicationMissing, Registry
+from streamtrain.store.memory_origin import MemoryOrigin
+from streamtrain.store.origin import Publication, RowChange, Step, Weights
+from tests.serve.published import KEYS, counted, origin_of, publish, rows, weights
+from tests.serve.running import LONG
+
+MODEL = counted()
+SAMPLE = [{"user": "u1"}]
+
+
+class Away(MemoryOrigin):
+    """An origin that can be away."""
+
+    away = False
+
+    def find(self, version: int | None) -> Publication | None:
+        self._ask()
+        return super().find(version)
+
+    def labels(self) -> dict[str, int]:
+        self._ask()
+        return super().labels()
+
+    def load(self, publication: Publication, take: Callable[[RowChange], object]) -> tuple[Publication, Weights]:
+        self._ask()
+        return super().load(publication, take)
+
+    def follow(self, publication: Publication, seconds: float) -> Iterator[Step]:
+        self._ask()
+        return super().follow(publication, seconds)
+
+    def _ask(self) -> None:
+        if self.away:
+            raise OriginUnavailable("memory is away")
+
+
+@pytest.fixture
+def origin() -> Away:
+    return Away(Spec.of(MODEL).to_json())
+
+
+@pytest.fixture
+def registry(origin: Away) -> Registry:
+    return Registry(MODEL, origin)
+
+
+def served(registry: Registry) -> float:
+    """The number of the publication that predicts."""
+    assert registry.served is not None
+    return float(registry.served.predict(SAMPLE)[0, 0]) / 1001
+
+
+class Changes:
+    """Waits until a registry is as it should be."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._changed = threading.Condition()
+        registry.listen(self._tell)
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(until, LONG)
+
+
+@pytest.fixture
+def follow(registry: Registry) -> Iterator[Callable[..., Follower]]:
+    followers: list[Follower] = []
+
+    def begin(**options: object) -> Follower:
+        followers.append(Follower(registry, every=0.02, **options))  # type: ignore[arg-type]
+        followers[-1].start()
+        return followers[-1]
+
+    yield begin
+    for one in followers:
+        one.close()
+
+
+def test_promote_and_roll_back(origin: Away, registry: Registry) -> None:
+    for number in (1, 2):
+        publish(origin, number)
+        origin.keep()
+    publish(origin, 3)
+    registry.promote(1)
+    registry.promote(HEAD)
+    assert (served(registry), [*registry.resident]) == (3, [1, HEAD])
+    assert registry.rollback().version == 1
+    assert served(registry) == 1
+    assert registry.rollback().version is None  # and forth
+    registry.promote(2)
+    assert served(registry) == 2
+    assert registry.swaps == {"promote": 3, "rollback": 2, "step": 0, "reload": 0}
+
+
+def test_nothing_to_roll_back_to(origin: Away, registry: Registry) -> None:
+    publish(origin, 1)
+    registry.promote(HEAD)
+    with pytest.raises(PublicationMissing, match="nothing that was served before is loaded"):
+        registry.rollback()
+
+
+def test_versions_beyond_the_limit_are_dropped(origin: Away) -> None:
+    held: list[frozenset[int]] = []
+    registry = Registry(MODEL, origin, limit=2, resident_changed=held.append)
+    for number in range(1, 6):
+        publish(origin, number)
+        origin.keep()
+    registry.promote(HEAD)
+    for version in (1, 2, 3, 1, 4):
+        registry.promote(version)
+    assert [*registry.resident] == [HEAD, 1, 4]
+    assert held[-1] == {1, 4}
+    assert (registry.rollback().version, served(registry)) == (1, 1)
+
+
+def test_labelled_versions_are_loaded_and_stay(origin: Away, registry: Registry) -> None:
+    for number in range(1, 5):
+        publish(origin, number)
+        origin.keep("canary" if number == 2 else None)
+    registry.promote(1)
+    assert registry.find_label("canary") is None
+    registry.refresh_labels()
+    canary = registry.find_label("canary")
+    assert canary is not None
+    assert canary.predict(SAMPLE).tolist() == [[2002]]
+    registry.promote(3)
+    registry.promote(4)
+    assert {*registry.resident} == {2, 4}
+    assert registry.find_label("head") is None
+
+
+def test_what_there_is_not(registry: Registry) -> None:
+    with pytest.raises(PublicationMissing, match="nothing has been published in memory"):
+        registry.promote(HEAD)
+    with pytest.raises(PublicationMissing, match="there is no version 7 in memory"):
+        registry.promote(7)
+    with pytest.raises(ConfigError, match="at least 1"):
+        Registry(MODEL, registry.origin, limit=0)
+
+
+def damage(origin: MemoryOrigin, **about: object) -> None:
+    state = origin._states[1]
+    origin._states[1] = replace(state, publication=replace(state.publication, **about))  # type: ignore[arg-type]
+
+
+def test_a_bad_version_is_refused_and_the_old_one_serves_on(origin: Away, registry: Registry) -> None:
+    publish(origin, 1)
+    origin.keep()
+    registry.promote(HEAD)
+    other = stm.Model(MODEL.schema, MODEL.graph, loss="mean_squared_error", seed=1)
+    state = origin._states[1]
+    for bad, error, message in (
+        ({"spec": Spec.of(other).to_json()}, PublicationMismatch, "version 1 is of another model: its seed differ"),
+        ({"spec": replace(Spec.of(MODEL), schema="0" * 16).to_json()}, PublicationMismatch, "its schema differ"),
+        ({"spec": "{}"}, PublicationCorrupt, "no usable spec"),
+        ({"rows": {"user": 3}}, PublicationCorrupt, "has 3 rows, but 20 came"),
+    ):
+        origin._states[1] = state
+        damage(origin, **bad)
+        with pytest.raises(error, match=message):
+            registry.promote(1)
+        assert served(registry) == 1
+    origin._states[1] = replace(state, weights=weights(np.nan))
+    with pytest.raises(PublicationCorrupt, match="dense weights are not finite"):
+        registry.promote(1)
+    origin._states[1] = replace(state, weights=weights(3e38))
+    with pytest.raises(PublicationCorrupt, match="predicts what is not finite"):
+        registry.promote(1)
+    assert (registry.refused, served(registry), [*registry.resident]) == (6, 1, [HEAD])
+
+
+def test_the_head_is_followed(origin: Away, registry: Registry, follow: Callable[..., Follower]) -> None:
+    changes = Changes(registry)
+    publish(origin, 1)
+    follower = follow()
+    changes.wait(lambda: registry.served is not None)
+    for number in (2, 3):
+        publish(origin, number)
+        changes.wait(lambda number=number: registry.served.publication.number == number)  # type: ignore[misc,union-attr]
+        assert served(registry) == number
+    assert (follower.trouble, follower.stale_seconds) == ("", 0)
+    assert registry.swaps["reload"] == 0
+
+
+def test_steps_that_were_missed(origin: Away, registry: Registry, follow: Callable[..., Follower]) -> None:
+    publish(origin, 1)
+    registry.promote(HEAD)
+    for number in range(2, 102):
+        publish(origin, number)
+    changes = Changes(registry)
+    follow()
+    changes.wait(lambda: registry.swaps["reload"] == 1)
+    assert served(registry) == 101
+
+
+def test_a_bad_step_is_refused_until_a_good_head_comes(
+    origin: Away, registry: Registry, follow: Callable[..., Follower], caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(origin, 1)
+    registry.promote(HEAD)
+    origin.publish({"user": (KEYS, rows(2))}, weights(np.nan))
+    changes = Changes(registry)
+    follower = follow()
+    wait_for(lambda: "not finite" in follower.trouble)
+    assert served(registry) == 1
+    publish(origin, 3)
+    changes.wait(lambda: served(registry) == 3)
+    wait_for(lambda: not follower.trouble)
+    assert sum("is served on" in record.message for record in caplog.records) == 1
+
+
+def test_a_head_of_another_run_is_loaded_anew(
+    origin: Away, registry: Registry, follow: Callable[..., Follower]
+) -> None:
+    publish(origin, 1)
+    registry.promote(HEAD)
+    origin.run = "another"
+    publish(origin, 2)
+    changes = Changes(registry)
+    follow()
+    changes.wait(lambda: registry.swaps["reload"] == 1)
+    assert served(registry) == 2
+
+
+def test_an_origin_that_goes_away(origin: Away, registry: Registry, follow: Callable[..., Follower]) -> None:
+    publish(origin, 1)
+    changes = Changes(registry)
+    follower = follow()
+    changes.wait(lambda: registry.served is not None)
+    origin.away = True
+    wait_for(lambda: follower.stale_seconds > 0)
+    assert follower.trouble == "memory is away"
+    assert served(registry) == 1
+    publish(origin, 2)
+    origin.away = False
+    changes.wait(lambda: served(registry) == 2)
+    wait_for(lambda: follower.stale_seconds == 0)
+
+
+def test_a_start_while_the_origin_is_away(origin: Away, registry: Registry, follow: Callable[..., Follower]) -> None:
+    publish(origin, 1)
+    origin.away = True
+    changes = Changes(registry)
+    follower = follow()
+    wait_for(lambda: follower.trouble == "memory is away")
+    assert registry.served is None
+    origin.away = False
+    changes.wait(lambda: registry.served is not None)
+
+
+@pytest.mark.parametrize("serve", [HEAD, 1])
+def test_a_fallback_until_the_origin_is_there(
+    origin: Away, registry: Registry, follow: Callable[..., Follower], serve: int
+) -> None:
+    publish(origin, 1)
+    origin.keep()
+    origin.away = True
+    fallback = origin_of(MODEL)
+    publish(fallback, 77)
+    changes = Changes(registry)
+    follow(fallback=fallback, serve=serve)
+    changes.wait(lambda: registry.served is not None)
+    assert served(registry) == 77
+    origin.away = False
+    changes.wait(lambda: served(registry) == 1)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Of what nobody is told."""
+    done = threading.Event()
+    for _ in range(int(LONG / 0.01)):
+        if condition():
+            return
+        done.wait(0.01)
+    raise AssertionError("it has not come")
+
+
+def test_errors_are_of_publications() -> None:
+    assert issubclass(PublicationMissing, PublicationError)
+    assert issubclass(PublicationMismatch, PublicationError)
