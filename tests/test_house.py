@@ -19,21 +19,27 @@ MAY_IMPORT = {
     "errors": set(),
     "clock": {"errors"},
     "address": {"errors"},
-    "settings": COMMON,
-    "config": COMMON | {"settings"},
-    "cluster": COMMON | {"learned", "model", "ps", "settings", "store"},
+    "setting_types": COMMON,
+    "settings": COMMON | {"setting_types"},
+    "config": COMMON | {"settings", "setting_types"},
+    "cluster": COMMON
+    | {"learned", "metrics", "model", "ps", "serve", "setting_types", "settings", "store", "stream", "train"},
     "model": COMMON,
-    "stream": COMMON | {"model"},
+    "metrics": COMMON,
+    "embedded": COMMON,
+    "stream": COMMON | {"metrics", "model"},
     "ps": COMMON | {"model"},
     "store": COMMON,
-    "train": COMMON | {"model", "ps", "stream"},
-    "serve": COMMON | {"model", "store"},
+    "train": COMMON | {"metrics", "model", "ps", "stream"},
+    "serve": COMMON | {"metrics", "model", "store", "train"},
     "learned": COMMON | {"model", "ps", "store"},
     "learner": COMMON | {"learned", "model", "ps", "store", "train"},
     "replay": COMMON | {"model", "learner"},
     "demo": COMMON,  # its model is written as a user writes one: on the package itself
     "__main__": {"cli"},
-    "cli": COMMON | {"cluster", "config", "model", "learner", "replay", "demo"},
+    "console": COMMON,
+    "cli": COMMON
+    | {"console", "cluster", "config", "embedded", "model", "learner", "replay", "demo", "stream", "train"},
 }
 MODEL_FILES = {PACKAGE / "demo" / "flights.py"}
 

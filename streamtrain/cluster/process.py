@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 
 from streamtrain.cluster.checkpoints import Checkpointer, Schedule
 from streamtrain.cluster.keeper import CheckpointKeeper
+from streamtrain.cluster.metrics import ShardMetrics
+from streamtrain.cluster.publications import Publications, PublicationSchedule
+from streamtrain.cluster.publisher import ShardPublisher
 from streamtrain.errors import ConfigError
+from streamtrain.metrics.endpoint import Endpoint, process_registry, serve
 from streamtrain.ps.bulk import Bulk
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
@@ -17,8 +21,11 @@ from streamtrain.ps.server import Server
 from streamtrain.ps.sessions import Limits
 from streamtrain.ps.shard import Shard
 from streamtrain.ps.shards import Control, LocalControl
-from streamtrain.settings import ConsistencySettings, Settings
+from streamtrain.settings import ConsistencySettings, PublishSettings, Settings
 from streamtrain.store.epochs import Epochs
+from streamtrain.store.redis_dictionaries import RedisDictionaries
+from streamtrain.store.redis_model import RedisModel
+from streamtrain.store.redis_server import RedisServer
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +42,14 @@ def strategy(settings: ConsistencySettings, workers: int) -> Callable[[Shard], C
     if settings.mode == "bulk":
         return lambda shard: Bulk(shard, workers, settings.lease, time.monotonic)
     return Async
+
+
+def _redis(settings: PublishSettings) -> RedisServer | None:
+    return RedisServer(settings.url, cluster=settings.cluster) if settings.url else None
+
+
+def _dictionaries(server: RedisServer, settings: PublishSettings) -> RedisDictionaries:
+    return RedisDictionaries(RedisModel(server, settings.model), log_bytes=settings.log_bytes)
 
 
 class PsProcess:
@@ -57,18 +72,31 @@ class PsProcess:
         security = Security.read(**settings.security.arguments())
         self._epochs = Epochs(settings.checkpoint.url) if settings.checkpoint.url else None
         keeper = CheckpointKeeper(self._epochs) if self._epochs else None
-        self.node = Node(index, len(addresses), strategy(settings.consistency, workers), keeper)
+        self._redis = _redis(settings.publish)
+        dictionaries = self._redis and _dictionaries(self._redis, settings.publish)
+        publisher = ShardPublisher(dictionaries) if dictionaries else None
+        make_consistency = strategy(settings.consistency, workers)
+        self.node = Node(index, len(addresses), make_consistency, keeper, publisher=publisher)
         limits = Limits(settings.ps.max_message_bytes, settings.ps.max_keys, settings.ps.sessions)
         guards = (authenticate(security.token, lambda: self.node.count("refused_token")),) if security.token else ()
         self.server = Server(self.node, limits, guards)
         self.address = settings.ps.listen or addresses[index]
         self.port = listen(self.server.grpc, self.address, security)
-        self.schedule: Schedule | None = None
-        if self._epochs and index == 0:
-            controls = self._controls(addresses, security)
+        self.schedules: list[Schedule | PublicationSchedule] = []
+        controls = self._controls(addresses, security) if index == 0 else []
+        if self._epochs and controls:
             kept = settings.checkpoint
             checkpointer = Checkpointer(controls, self._epochs, keep=kept.keep, full_every=kept.full_every)
-            self.schedule = Schedule(checkpointer, kept.every)
+            self.schedules.append(Schedule(checkpointer, kept.every))
+        if dictionaries and controls:
+            publications = Publications(controls, dictionaries, settings.publish.model, settings.publish.dtype)
+            self.schedules.append(PublicationSchedule(publications, settings.publish.every))
+        self.metrics = self._serve_metrics(settings.ps.metrics) if settings.ps.metrics else None
+
+    def _serve_metrics(self, address: str) -> Endpoint:
+        registry = process_registry()
+        registry.register(ShardMetrics(self.node, self.server.workers))
+        return serve(address, registry)
 
     def _controls(self, addresses: Sequence[str], security: Security) -> list[Control]:
         """Of all shards; this one's needs no socket."""
@@ -81,13 +109,25 @@ class PsProcess:
 
     def run(self, stopped: threading.Event) -> None:
         """Serves until `stopped` is set."""
+        self.start()
+        stopped.wait()
+        self.stop()
+
+    def start(self) -> None:
+        """Restores what there is, and begins to serve. Metrics are served before, as restoring may take long."""
         self.node.restore()
         self.server.start()
-        if self.schedule:
-            self.schedule.start()
+        for schedule in self.schedules:
+            schedule.start()
         logger.info("shard %d of %d serves at %s", self.node.index, self.node.shards, self.address)
-        stopped.wait()
-        # The schedule first: a checkpoint that is being taken needs the server.
-        if self.schedule:
-            self.schedule.stop()
+
+    def stop(self) -> None:
+        """Ends."""
+        # Schedules first: a checkpoint that is being taken needs the server.
+        for schedule in self.schedules:
+            schedule.stop()
         self.server.stop()
+        if self._redis:
+            self._redis.close()
+        if self.metrics:
+            self.metrics.close()

@@ -1,11 +1,12 @@
-"""Real processes, killed with kill -9 at random moments, and a count of what they learned: make chaos.
+"""Real processes on a real stream, killed with kill -9 at random moments, and a count of what they learned: make chaos.
 
-    python -m tests.cluster.chaos --kills 24 --every 4 --tensorflow
+    python -m tests.cluster.chaos --stream kafka --kills 24 --every 4 --restarts 2 --tensorflow
 
 Shards are `streamtrain ps`, with a checkpoint every second. Workers are processes of this module, which learn a model
-that counts from a log that everybody can make by itself; after a kill they come back with other partitions, which may
-be another worker's as well. At the end every id must have been counted exactly as often as it is in the log, on every
-shard, and the dense weights must count the samples. Prints a line of JSON; the exit code is 0 only if all is exact.
+that counts from a topic that fills meanwhile, one message in 97 bad. Workers and shards are killed and started again,
+the broker is killed and started again, a worker joins and one leaves. At the end every id must have been counted
+exactly as often as it is in the log, on every shard, the dense weights must count the samples, and the dead letters
+must be the bad messages. Prints a line of JSON; the exit code is 0 only if all is exact.
 """
 
 import argparse
@@ -18,144 +19,58 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+import redis
+from confluent_kafka import Consumer, TopicPartition
 
-from streamtrain._core import Planner, hash_bytes
+from streamtrain.cluster.streams import open_stream
+from streamtrain.cluster.worker import WorkerProcess
+from streamtrain.config import load_settings
+from streamtrain.embedded.jars import resolve
+from streamtrain.embedded.kafka import Broker
+from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ShardUnavailable
-from streamtrain.model.features import Categorical, Constant
-from streamtrain.model.model import Model
-from streamtrain.model.optimizers import SGD
-from streamtrain.model.samples import SampleReader
-from streamtrain.model.schema import Schema
-from streamtrain.model.spec import Spec
-from streamtrain.ps.clock import Span
-from streamtrain.ps.control import CHANNEL_OPTIONS, Retry, patiently
-from streamtrain.ps.shards import Beginning, Shards
-from streamtrain.train.step import StepResult
-from streamtrain.train.worker import Pace, Worker
+from streamtrain.ps.control import CHANNEL_OPTIONS
+from streamtrain.ps.shards import Shards
+from streamtrain.settings import Settings
+from streamtrain.stream.source import Bounds, Stream
+from tests.cluster.counted import beginning, differences, is_bad, messages_of, stepping
 from tests.cluster.ports import free_ports
 
 PARTITIONS = 4
-IDS = 2000
-FEATURES = 3
-DENSE = 7
+TOPIC = "counted"
 BATCH = 50
+PAUSE = threading.Event()
 
 
-def log_of(partition: int, samples: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Ids [samples, FEATURES] of a partition: the same in every process."""
-    return np.random.default_rng(partition).zipf(1.3, (samples, FEATURES)) % IDS
-
-
-class GrowingLog:
-    """A source to which samples are added with time.
-
-    Args:
-        samples: of each partition in the end.
-        began: when it was empty, seconds since the epoch.
-        rate: samples that a partition gets per second.
-    """
-
-    def __init__(self, model: Model, samples: int, began: float, rate: float) -> None:
-        self._log = [log_of(p, samples) for p in range(PARTITIONS)]
-        self._samples, self._began, self._rate = samples, began, rate
-        self._reader = SampleReader(model)
-        self._tick = threading.Event()
-
-    def ends(self) -> Mapping[int, int]:
-        return dict.fromkeys(range(PARTITIONS), min(self._samples, int((time.time() - self._began) * self._rate)))
-
-    def read(self, spans: Sequence[Span]) -> tuple[Any, list[Any]]:
-        ids = np.concatenate([self._log[p][start:end] for p, start, end in spans])
-        columns = {f"id{i}": ids[:, i] for i in range(FEATURES)} | {"label": np.zeros(len(ids))}
-        return next(iter(self._reader.batches(columns, len(ids))))
-
-    def wait(self, seconds: float) -> bool:
-        self._tick.wait(seconds)
-        return True
-
-
-def counting(inputs: dict[str, Any]) -> Any:
-    """Adds all ids' rows and a weight that counts samples."""
-    import keras
-
-    ones = keras.layers.Lambda(lambda x: x * 0 + 1, output_shape=(1,))(inputs["id0"])
-    samples = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(ones)
-    return keras.layers.Add()([*inputs.values(), samples])
-
-
-def model() -> Model:
-    return Model(
-        Schema(
-            features=[
-                Categorical(f"id{i}", table="ids", dim=1, combiner="sum", init=Constant(0.0)) for i in range(FEATURES)
-            ]
-        ),
-        counting,
-        loss=lambda labels, predictions: -predictions,
-        reduction="sum",
-        embedding_optimizer=SGD(1.0),
-        dense_optimizer=SGD(1.0),
-    )
-
-
-class CountingStep:
-    """The training step of the model, by hand, so that a worker starts at once."""
-
-    initial_dense = np.zeros(DENSE, np.float32)
-    initial_statistics = np.zeros(0, np.float32)
-
-    def train(self, parameters: Any, plan: Any, rows: Any, batch: Any) -> StepResult:
-        n = len(batch)
-        return StepResult(
-            predictions=np.zeros((n, 1), np.float32),
-            loss=0.0,
-            row_gradient=np.full((n, plan.width), -1, np.float32),
-            dense_gradient=np.full(DENSE, -n, np.float32),
-            statistics_change=np.zeros(0, np.float32),
-        )
-
-
-def beginning(tensorflow: bool) -> tuple[Model, Any, Beginning]:
-    made = model()
-    if tensorflow:
-        from streamtrain.train.step import Step
-
-        step = Step(made)
-        return made, step, Beginning(Spec.of(made), step.initial_dense, step.initial_statistics, {})
-    table = {"name": "ids", **made.schema.tables[0].settings(made.embedding_optimizer, made.seed)}
-    spec = Spec(
-        made.schema.fingerprint(), made.seed, made.reduction, (table,), ((DENSE,),), (), made.dense_optimizer.settings()
-    )
-    return made, CountingStep(), Beginning(spec, CountingStep.initial_dense, CountingStep.initial_statistics, {})
-
-
-def connect(ps: str, what: Beginning) -> Shards:
-    return Shards([(grpc.insecure_channel(a, options=CHANNEL_OPTIONS), a) for a in ps.split(",")], what)
+def settings_of(url: str, ps: str) -> Settings:
+    """Of every process."""
+    overrides: dict[str, object] = {
+        "stream.url": url,
+        "stream.topic": TOPIC,
+        "stream.commit_every": "0.5s",
+        "worker.batch_size": BATCH,
+        "worker.batch_age": "50ms",
+        "ps.addresses": ps,
+        "ps.timeout": "3s",
+    }
+    if url.startswith("kafka:"):
+        overrides["stream.kafka"] = json.dumps({"session.timeout.ms": 6000, "heartbeat.interval.ms": 500})
+    return load_settings(overrides=overrides)
 
 
 def work(args: argparse.Namespace) -> None:
     """A worker process, until SIGTERM."""
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    made, step, what = beginning(args.tensorflow)
-    shards = connect(args.ps, what)
-    count = len(args.ps.split(","))
-    run = patiently(shards.agree, Retry(), stopped)
-    client = shards.client(args.name, run, retry=Retry(timeout=3.0), stopped=stopped)
-    worker = Worker(
-        *(made, step, client, lambda: patiently(shards.clocks, Retry(), stopped)),
-        source=GrowingLog(made, args.samples, args.began, args.rate),
-        shards=count,
-        pace=Pace(batch_size=BATCH, beat_seconds=0.5),
-    )
-    worker.run([int(p) for p in args.partitions.split(",")], stopped)
+    made, step, spec = stepping(args.tensorflow)
+    WorkerProcess(made, step, spec, args.ps.split(","), settings_of(args.url, args.ps)).run(stopped)
 
 
 @dataclass
@@ -168,38 +83,64 @@ class Process:
     log: Path
 
 
+class Service:
+    """The broker, or the server of Redis Streams; its data outlive it."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        if kind == "kafka":
+            self._broker = Broker(resolve(), data=folder / "broker")
+            self._broker.start()
+            self.url = f"kafka://{self._broker.servers}"
+            self.kill: Callable[[], object] = self._broker.kill
+            self.start: Callable[[], object] = self._broker.start
+            self.stop: Callable[[], object] = self._broker.close
+        else:
+            server = Valkey(folder / "valkey", appendonly=True)
+            server.start()
+            self.url = server.url
+            self.kill, self.start, self.stop = server.kill, server.start, server.stop
+
+
 class Chaos:
     """Two shards and two workers, and the hand that kills them."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self._args = args
         self._folder = folder
-        self._random = random.Random(args.seed)
+        self.random = random.Random(args.seed)
         self._ps = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
-        self._began = time.time()
-        self._generation = 0
+        self.service = Service(args.stream, folder)
+        self.settings = settings_of(self.service.url, self._ps)
+        self.stream = open_stream(self.settings.stream)
+        self.stream.create(PARTITIONS)
+        self.began = time.time()
         self.kills: Counter[str] = Counter()
+        self._workers = 0
         self.processes = [self._start(f"ps{i}", self._shard(i)) for i in range(2)]
-        self.processes += [self._start(f"worker{i}", self._worker(i, [i, i + 2])) for i in range(2)]
+        for _ in range(2):
+            self.join()
 
     def _shard(self, index: int) -> list[str]:
         settings = {"checkpoint.url": str(self._folder / "checkpoints"), "checkpoint.every": "1s"}
         options = [f"--set={key}={value}" for key, value in settings.items()]
         return ["-m", "streamtrain", "ps", "--index", str(index), "--ps", self._ps, *options]
 
-    def _worker(self, index: int, partitions: Sequence[int]) -> list[str]:
-        self._generation += 1
-        args = self._args
-        options = {
-            "ps": self._ps,
-            "name": f"worker{index}-{self._generation}",
-            "partitions": ",".join(map(str, partitions)),
-            "samples": args.samples,
-            "began": self._began,
-            "rate": args.rate,
-        }
-        listed = [f"--{key}={value}" for key, value in options.items()]
-        return ["-m", "tests.cluster.chaos", *listed, *(["--tensorflow"] if args.tensorflow else [])]
+    def join(self) -> None:
+        """One more worker."""
+        command = ["-m", "tests.cluster.chaos", "--url", self.service.url, "--ps", self._ps]
+        command += ["--tensorflow"] if self._args.tensorflow else []
+        self.processes.append(self._start(f"worker{self._workers}", command))
+        self._workers += 1
+
+    def leave(self) -> None:
+        """A worker goes, in good order."""
+        leaving = next(one for one in self.processes if one.name.startswith("worker"))
+        self.processes.remove(leaving)
+        leaving.running.terminate()
+        if leaving.running.wait(60) != 0:
+            raise SystemExit(
+                f"{leaving.name} left with {leaving.running.returncode}:\n{leaving.log.read_text()[-3000:]}"
+            )
 
     def _start(self, name: str, command: list[str]) -> Process:
         log = self._folder / f"{name}.log"
@@ -208,19 +149,20 @@ class Chaos:
         return Process(name, command, running, log)
 
     def kill_one(self) -> None:
-        """Kills a process at random and starts it again; a worker takes over other partitions."""
-        at = self._random.randrange(len(self.processes))
+        """Kills a process at random and starts it again."""
+        at = self.random.randrange(len(self.processes))
         process = self.processes[at]
         process.running.kill()
         process.running.wait()
-        self.kills[process.name] += 1
-        if process.name.startswith("worker"):
-            other = self.processes[5 - at]  # of the two workers, which are the last two
-            kept = next(one for one in other.command if one.startswith("--partitions")).partition("=")[2].split(",")
-            missing = {p for p in range(PARTITIONS) if str(p) not in kept}
-            also = {self._random.randrange(PARTITIONS)}  # maybe one that the other has, too
-            process.command = self._worker(at - 2, sorted(missing | also))
+        self.kills[process.name.rstrip("0123456789")] += 1
         self.processes[at] = self._start(process.name, process.command)
+
+    def restart_service(self) -> None:
+        """Kills the broker, and starts it again after a while."""
+        self.service.kill()
+        self.kills["broker"] += 1
+        PAUSE.wait(self._args.outage)
+        self.service.start()
 
     def check_alive(self) -> None:
         """Nobody may end by itself."""
@@ -229,11 +171,10 @@ class Chaos:
                 said = process.log.read_text()[-3000:]
                 raise SystemExit(f"{process.name} ended by itself with {process.running.returncode}:\n{said}")
 
-    def wait_for_the_end(self, what: Beginning, timeout: float) -> Shards:
+    def wait_for_the_end(self, shards: Shards, timeout: float) -> None:
         """Until all shards have learned the whole log."""
-        shards = connect(self._ps, what)
         expected = dict.fromkeys(range(PARTITIONS), self._args.samples)
-        deadline, tick, clocks = time.monotonic() + timeout, threading.Event(), []
+        deadline, clocks = time.monotonic() + timeout, []
         while time.monotonic() < deadline:
             self.check_alive()
             try:
@@ -241,81 +182,136 @@ class Chaos:
             except ShardUnavailable:
                 clocks = []
             if clocks == [expected, expected]:
-                return shards
-            tick.wait(0.2)
-        raise SystemExit(f"it does not come to rest: clocks are {clocks}, the log ends at {expected}")
+                return
+            PAUSE.wait(0.2)
+        said = "\n".join(f"{one.name}: {one.log.read_text()[-1500:]}" for one in self.processes)
+        raise SystemExit(f"it does not come to rest: clocks are {clocks}, the log ends at {expected}\n{said}")
+
+    def shards(self) -> Shards:
+        """To ask them."""
+        places = [(grpc.insecure_channel(a, options=CHANNEL_OPTIONS), a) for a in self._ps.split(",")]
+        return Shards(places, beginning(self._args.tensorflow))
 
     def stop(self) -> None:
+        """Ends all."""
         for process in self.processes:
             process.running.kill()
             process.running.wait()
+        self.service.stop()
 
 
-def differences(shards: Shards, samples: int) -> list[str]:
-    """Ids whose count is not that of the log, and wrong counts of samples."""
-    expected = Counter(np.concatenate([log_of(p, samples).ravel() for p in range(PARTITIONS)]).tolist())
-    ids = sorted(expected)
-    keys = np.array([hash_bytes(str(one).encode()) for one in ids], np.uint64)
-    plan = Planner([(0, "sum", 0)], [1], 2).plan(
-        keys, np.array([0, len(ids)]), np.arange(len(ids) + 1, dtype=np.int32)[None, :], np.zeros(len(ids))
-    )
-    client = shards.client("checker", shards.agree())
-    client.join()
-    pulled = client.pull(plan).wait()
-    client.close()
-    counted = plan.pool(pulled.rows)[:, 0]
-    wrong = [
-        f"id {one}: {n} instead of {expected[one]}" for one, n in zip(ids, counted, strict=True) if n != expected[one]
-    ]
-    total = samples * PARTITIONS
-    return wrong + [f"a weight: {n} instead of {total}" for n in pulled.parameters if n != total]
+def fill(stream: Stream, samples: int, rate: float, ended: threading.Event) -> None:
+    """Writes the log, at so many messages a second and partition, whatever happens to the broker meanwhile."""
+    writer = stream.writer()
+    logs = [messages_of(p, samples) for p in range(PARTITIONS)]
+    began = time.monotonic()
+    for offset in range(samples):
+        if (ahead := offset / rate - (time.monotonic() - began)) > 0:
+            writer.flush(ahead) if ahead > 0.05 else ended.wait(ahead)
+        for partition, messages in enumerate(logs):
+            writer.write(messages[offset], partition=partition)
+        if ended.is_set():
+            break
+    while writer.flush(1.0) and not ended.is_set():
+        continue
+    writer.close()
+
+
+def letters_in_kafka(servers: str, partitions: Mapping[int, Bounds]) -> Iterator[tuple[int, int]]:
+    """Where each dead letter came from."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "checker", "enable.auto.commit": False})
+    for partition, (low, high) in partitions.items():
+        consumer.assign([TopicPartition(f"{TOPIC}.dead", partition, low)])
+        left = high - low
+        while left:
+            for one in consumer.consume(left, 10.0):
+                headers: Any = dict(one.headers() or [])
+                yield int(headers["partition"]), int(headers["offset"])
+                left -= 1
+    consumer.close()
+
+
+def letters_in_redis(url: str, partitions: Mapping[int, Bounds]) -> Iterator[tuple[int, int]]:
+    """Where each dead letter came from."""
+    client: Any = redis.Redis.from_url(url)
+    for key in client.scan_iter(f"*{TOPIC}.dead*", _type="stream"):
+        for _, fields in client.xrange(key):
+            yield int(fields[b"h.partition"]), int(fields[b"h.offset"])
+
+
+def wrong_letters(settings: Settings, samples: int) -> list[str]:
+    """Dead letters that should not be there, or are not. Those that were written twice say so, and count once."""
+    dead = open_stream(settings.stream.model_copy(update={"topic": f"{TOPIC}.dead"})).bounds()
+    scheme, _, servers = settings.stream.url.partition("://")
+    read = letters_in_kafka(servers, dead) if scheme == "kafka" else letters_in_redis(settings.stream.url, dead)
+    offsets = np.flatnonzero(is_bad(np.arange(samples))).tolist()
+    expected = {(partition, offset) for partition in range(PARTITIONS) for offset in offsets}
+    return [f"dead letter {one}" for one in expected.symmetric_difference(read)]
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """One run; raises SystemExit if anything is not exact."""
     with tempfile.TemporaryDirectory() as folder:
         chaos = Chaos(args, Path(folder))
-        tick = threading.Event()
+        ended = threading.Event()
+        filling = threading.Thread(target=fill, args=(chaos.stream, args.samples, args.rate, ended))
         try:
-            *_, what = beginning(args.tensorflow)
-            while sum(chaos.kills.values()) < args.kills:
-                tick.wait(args.every * chaos._random.uniform(0.5, 1.5))
+            filling.start()
+            steps: list[Callable[[], None]] = [chaos.kill_one] * args.kills + [chaos.restart_service] * args.restarts
+            chaos.random.shuffle(steps)
+            steps.insert(len(steps) // 3, chaos.join)
+            steps.insert(2 * len(steps) // 3, chaos.leave)
+            for step in steps:
+                PAUSE.wait(args.every * chaos.random.uniform(0.5, 1.5))
                 chaos.check_alive()
-                chaos.kill_one()
-            shards = chaos.wait_for_the_end(what, args.timeout)
-            wrong = differences(shards, args.samples)
+                step()
+            shards = chaos.shards()
+            chaos.wait_for_the_end(shards, args.timeout)
+            wrong = differences(shards, PARTITIONS, args.samples)
+            wrong += wrong_letters(chaos.settings, args.samples)
             if wrong:
                 raise SystemExit(f"{len(wrong)} counts are wrong: {wrong[:10]}")
+            lines = {one.name: one.log.read_text().count("\n") for one in chaos.processes}
             statuses = [control.status().counters for control in shards.controls]
         finally:
+            ended.set()
             chaos.stop()
+            filling.join()
+    bad = int(is_bad(np.arange(args.samples)).sum()) * PARTITIONS
     return {
+        "stream": args.stream,
         "kills": dict(chaos.kills),
         "samples": args.samples * PARTITIONS,
+        "dead_letters": bad,
         "counts": "exact",
-        "seconds": round(time.time() - chaos._began, 1),
+        "lines_of_log": lines,
+        "seconds": round(time.time() - chaos.began, 1),
         "pushes": [{k: n for k, n in one.items() if k.startswith("pushes")} for one in statuses],
     }
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--stream", choices=["kafka", "redis"], default="kafka")
     parser.add_argument("--kills", type=int, default=24)
-    parser.add_argument("--every", type=float, default=3.0, help="seconds between two kills, on average")
+    parser.add_argument("--restarts", type=int, default=2, help="of the broker")
+    parser.add_argument("--outage", type=float, default=0.0, help="seconds for which the broker is away each time")
+    parser.add_argument("--every", type=float, default=3.0, help="seconds between two faults, on average")
     parser.add_argument("--samples", type=int, default=60_000, help="of each of 4 partitions")
     parser.add_argument("--rate", type=float, default=1000.0, help="samples per second that a partition gets")
-    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for coming to rest after the last kill")
+    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for coming to rest after the last fault")
     parser.add_argument("--tensorflow", action="store_true", help="workers run the model's graph")
     parser.add_argument("--seed", type=int, default=0)
-    for worker_only in ("ps", "name", "partitions"):
+    for worker_only in ("ps", "url"):
         parser.add_argument(f"--{worker_only}")
-    parser.add_argument("--began", type=float)
     return parser.parse_args(given)
 
 
 def main() -> None:
+    """Runs it, or one of its workers."""
     args = parse()
-    if args.name:
+    if args.url:
         work(args)
     else:
         sys.stdout.write(json.dumps(run(args)) + "\n")

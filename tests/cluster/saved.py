@@ -50,7 +50,7 @@ class Cluster:
     ) -> None:
         self.epochs = Epochs(place)
         self._beginning = beginning
-        self._patience = {"cut_patience": cut_patience, "freeze_patience": freeze_patience}
+        self._patience: Any = {"cut_patience": cut_patience, "freeze_patience": freeze_patience}
         self.nodes = [self._node(i, shards) for i in range(shards)]
         self.restored = [node.restore() for node in self.nodes]
         Shards(self.nodes, beginning).agree()

@@ -1,9 +1,21 @@
-"""The short form of chaos.py: real processes, kill -9, exact counts."""
+"""The short form of chaos.py: real processes on a real stream, kill -9, exact counts."""
 
+import pytest
+
+from streamtrain.embedded.jars import resolve
+from streamtrain.errors import StreamtrainError
 from tests.cluster.chaos import parse, run
+from tests.stream.servers import missing
 
 
-def test_counts_are_exact_whoever_is_killed() -> None:
-    done = run(parse(["--kills=8", "--every=1.5", "--samples=8000", "--rate=700", "--timeout=90"]))
-    assert sum(done["kills"].values()) == 8
+@pytest.mark.parametrize("stream", ["kafka", "redis"])
+def test_counts_are_exact_whoever_is_killed(stream: str) -> None:
+    if stream == "kafka":
+        try:
+            resolve()
+        except StreamtrainError as exc:
+            missing("kafka", exc)
+    short = ["--kills=6", "--restarts=1", "--every=1.5", "--samples=8000", "--rate=700", "--timeout=90"]
+    done = run(parse([f"--stream={stream}", *short]))
+    assert sum(done["kills"].values()) == 7
     assert done["counts"] == "exact"

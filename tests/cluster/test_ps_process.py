@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 import pytest
 
-from streamtrain.ps.clock import Cursor, Outcome, Span
+from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
 from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
 from streamtrain.ps.shards import Shards
 from streamtrain.store.epochs import Epochs
@@ -126,7 +126,7 @@ class Worker:
 
     def learn(self, most: int) -> None:
         """All partitions, up to an offset."""
-        while spans := self._cursor.next(dict.fromkeys(LOG, most), 50):
+        while spans := self._cursor.next(Ends(dict.fromkeys(LOG, most)), 50):
             if not self._push(spans):
                 self.rewind()
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
-from streamtrain.ps.clock import Cursor, Outcome
+from streamtrain.ps.clock import Cursor, Ends, Outcome
 from streamtrain.ps.push import Push
 from tests.checkpoints import content_of, set_content
 from tests.cluster.saved import Cluster
@@ -47,7 +47,7 @@ class Recovery(RuleBasedStateMachine):
     @rule(most=st.integers(1, 5), reached=st.integers(0, 3))
     def push(self, most: int, reached: int) -> None:
         """To the first few shards; the others wait for the rest."""
-        spans = self.cursor.next({p: len(s) for p, s in self.log.items()}, most)
+        spans = self.cursor.next(Ends({p: len(s) for p, s in self.log.items()}), most)
         if spans:
             self.unanswered = dict(enumerate(pushes(self.log, spans, len(self.cluster.nodes))))
             self.deliver(reached)
@@ -124,7 +124,7 @@ class Recovery(RuleBasedStateMachine):
         if not hasattr(self, "log"):
             return
         self.rewind()
-        ends = {p: len(samples) for p, samples in self.log.items()}
+        ends = Ends({p: len(samples) for p, samples in self.log.items()})
         for _ in range(10_000):
             spans = self.cursor.next(ends, 4)
             if not spans:

@@ -1,0 +1,190 @@
+"""The process of a worker: startup, learn, shutdown."""
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+
+from streamtrain.cluster.process import PsProcess
+from streamtrain.cluster.streams import open_stream
+from streamtrain.cluster.topic import beginning_of, wait_for_topic
+from streamtrain.errors import ShardUnavailable, SourceUnavailable
+from streamtrain.metrics.endpoint import serve
+from streamtrain.metrics.worker import WorkerMetrics
+from streamtrain.model.model import Model
+from streamtrain.model.spec import Spec
+from streamtrain.ps.clock import Clock
+from streamtrain.ps.control import CHANNEL_OPTIONS, Retry, patiently
+from streamtrain.ps.node import Node
+from streamtrain.ps.security import Security, connect, metadata
+from streamtrain.ps.shards import Beginning, Shards
+from streamtrain.settings import Settings
+from streamtrain.stream.dead import DeadLetters
+from streamtrain.stream.feed import Feed
+from streamtrain.stream.formats import make_format
+from streamtrain.stream.waiting import available
+from streamtrain.train.intake import Rules, StreamIntake
+from streamtrain.train.loop import Loop
+from streamtrain.train.pace import Pace
+from streamtrain.train.progressive import ProgressiveValidation
+
+if TYPE_CHECKING:
+    from streamtrain.train.step import Step
+
+logger = logging.getLogger(__name__)
+
+EXIT_NOT_DRAINED = 3
+
+
+@contextmanager
+def _giving_up(stopped: threading.Event) -> Iterator[None]:
+    """Once stopped, what is away is not waited for any more, and no error: others learn what is under way."""
+    try:
+        yield
+    except (ShardUnavailable, SourceUnavailable) as exc:
+        if not stopped.is_set():
+            raise
+        logger.warning("ends without waiting: %s", exc)
+
+
+class WorkerProcess:
+    """One member of the group that learns a topic.
+
+    Args:
+        model: what is learned.
+        step: its training function.
+        spec: what shards need to know of it.
+        addresses: of all shards.
+        settings: of the cluster.
+        shard: index of the shard that this process also serves; None: none.
+        workers: number of workers, for the shard's `bulk`.
+
+    Attributes:
+        metrics: of the worker.
+        validation: of its predictions.
+
+    Raises:
+        ConfigError: settings are wrong, or do not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        step: "Step",
+        spec: Spec,
+        addresses: Sequence[str],
+        settings: Settings,
+        *,
+        shard: int | None = None,
+        workers: int = 1,
+    ) -> None:
+        self._model, self._step, self._spec, self._settings = model, step, spec, settings
+        self._stream = open_stream(settings.stream)
+        stream = settings.stream
+        self._format = make_format(
+            stream.format,
+            model,
+            registry=stream.registry,
+            registry_config=stream.registry_config,
+            schema_file=stream.schema_file,
+        )
+        self._addresses = addresses
+        self._security = Security.read(**settings.security.arguments())
+        self._ps = None if shard is None else PsProcess(shard, addresses, settings, workers)
+        self._name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.metrics = WorkerMetrics()
+        self.validation = ProgressiveValidation(model.labels, window=settings.worker.window)
+        self.metrics.quality(self._quality)
+
+    def _quality(self) -> dict[str, dict[str, float | None]]:
+        return {label: metrics.as_dict() for label, metrics in self.validation.window().items()}
+
+    def run(self, stopped: threading.Event) -> None:
+        """Learns until `stopped` is set, and finishes what is under way then.
+
+        Raises:
+            ShardError: a shard refuses.
+            SourceError: the stream refuses, or has lost samples.
+            TooManyBadSamples: the stream is broken.
+        """
+        finished = threading.Event()
+        threading.Thread(target=self._enforce_drain, args=(stopped, finished), daemon=True).start()
+        with ExitStack() as stack:
+            stack.callback(finished.set)
+            stack.enter_context(_giving_up(stopped))
+            if self._settings.worker.metrics:
+                stack.callback(serve(self._settings.worker.metrics, self.metrics.registry).close)
+            if self._ps:
+                self._ps.start()
+                stack.callback(self._ps.stop)
+            settings = self._settings.stream
+            if not wait_for_topic(self._stream, settings.create, stopped):
+                return
+            start = available(lambda: beginning_of(self._stream, settings.start, settings.group), stopped)
+            self._learn(start, stopped)
+
+    def _enforce_drain(self, stopped: threading.Event, finished: threading.Event) -> None:
+        """Ends the process if it is not done in time. Nothing is lost: others learn what this one did not finish."""
+        stopped.wait()
+        if not finished.wait(self._settings.worker.drain):
+            logger.error("not drained within %g s (worker.drain); ends", self._settings.worker.drain)
+            os._exit(EXIT_NOT_DRAINED)
+
+    def _learn(self, start: Clock, stopped: threading.Event) -> None:
+        shards = self._shards(start)
+        retry = Retry(timeout=self._settings.ps.timeout)
+        run = patiently(shards.agree, retry, stopped)
+        client = shards.client(self._name, run, dtype=self._settings.ps.wire_dtype, retry=retry, stopped=stopped)
+        loop = Loop(
+            *(self._model, self._step, client, lambda: patiently(shards.stands, retry, stopped)),
+            intake=self._intake(run.id, stopped),
+            shards=len(self._addresses),
+            pace=self._pace(),
+            validation=self.validation,
+            metrics=self.metrics,
+        )
+        loop.run(stopped)
+        logger.info("learned %d samples", loop.tally.samples)
+
+    def _shards(self, start: Clock) -> Shards:
+        places: list[Node | tuple[grpc.Channel, str]] = [
+            self._ps.node
+            if self._ps and self._ps.node.index == i
+            else (connect(address, self._security, CHANNEL_OPTIONS), address)
+            for i, address in enumerate(self._addresses)
+        ]
+        step = self._step
+        beginning = Beginning(self._spec, step.initial_dense, step.initial_statistics, start)
+        return Shards(places, beginning, metadata(self._security))
+
+    def _intake(self, job: str, stopped: threading.Event) -> StreamIntake:
+        settings = self._settings.stream
+        return StreamIntake(
+            self._stream,
+            settings.group,
+            job,
+            self._format,
+            feed=Feed(settings.buffer_bytes, skip_gone=settings.gone == "skip"),
+            letters=DeadLetters(self._stream, stopped) if settings.dead_letters else None,
+            rules=Rules(settings.late_after, settings.late == "dead", settings.max_bad_ratio),
+            sampling=self._model.sampling,
+            metrics=self.metrics,
+            stopped=stopped,
+        )
+
+    def _pace(self) -> Pace:
+        worker, consistency = self._settings.worker, self._settings.consistency
+        most = {"async": worker.ahead, "bounded": consistency.staleness or 0, "bulk": 0}[consistency.mode]
+        return Pace(
+            batch_size=worker.batch_size,
+            batch_age=worker.batch_age,
+            ahead=min(worker.ahead, most),
+            beat_seconds=min(1.0, consistency.lease / 4),
+            commit_seconds=self._settings.stream.commit_every,
+        )

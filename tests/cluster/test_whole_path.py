@@ -1,0 +1,116 @@
+"""The whole path with real processes: a sample is produced, learned, published, and changes what is predicted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamtrain.embedded.valkey import Valkey
+from tests.cluster.ports import free_ports
+from tests.ps.raw import until
+
+LONG = 120
+MODEL = """
+import keras, streamtrain as st
+schema = st.Schema(label="label", time="ts", features=[st.Categorical("user", dim=4)])
+def graph(inputs):
+    return keras.layers.Dense(1, "sigmoid")(inputs["user"])
+model = st.Model(schema, graph, name="clicks", embedding_optimizer=st.Adagrad(0.5), dense_optimizer=st.Adam(0.05))
+"""
+
+
+class Processes:
+    """Commands of streamtrain, in a folder with a model and settings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *arguments: str) -> None:
+        with (self.folder / f"{arguments[0]}.log").open("ab") as log:
+            command = [sys.executable, "-m", "streamtrain", *arguments]
+            self.running.append(subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log))
+
+    def produce(self, samples: Sequence[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(one) + "\n" for one in samples)
+        command = [sys.executable, "-m", "streamtrain", "produce", "-", "--create", "1"]
+        subprocess.run(command, cwd=self.folder, input=lines.encode(), check=True, capture_output=True)
+
+    def said(self) -> str:
+        return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in self.folder.glob("*.log"))
+
+    def stop(self) -> list[int]:
+        for one in reversed(self.running):
+            one.send_signal(signal.SIGTERM)
+        return [one.wait(LONG) for one in self.running]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    started = Processes(tmp_path)
+    yield started
+    for one in started.running:
+        one.kill()
+        one.wait()
+
+
+def ask(url: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+    """Status, answer and headers; 0 where nobody listens."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        with urllib.request.urlopen(request, timeout=LONG) as answer:
+            return answer.status, json.loads(answer.read()), answer.headers
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code, json.loads(exc.read()), exc.headers
+    except urllib.error.URLError:
+        return 0, None, None
+
+
+def test_a_sample_changes_what_is_predicted(processes: Processes) -> None:
+    shard, listen = (f"127.0.0.1:{port}" for port in free_ports(2))
+    with Valkey() as server:
+        settings = {
+            "model": '"model.py:model"',
+            "stream": {"url": f'"{server.url}"', "topic": '"clicks"'},
+            "worker": {"batch_age": '"20ms"', "batch_size": "64"},
+            "ps": {"addresses": f'["{shard}"]'},
+            "publish": {"url": f'"{server.url}"', "every": '"100ms"', "model": '"clicks"'},
+            "serve": {"listen": f'"{listen}"'},
+        }
+        lines = [f"model = {settings.pop('model')}"]
+        for group, of_group in settings.items():
+            lines += [f"[{group}]", *(f"{key} = {value}" for key, value in of_group.items())]  # type: ignore[attr-defined]
+        (processes.folder / "streamtrain.toml").write_text("\n".join(lines))
+        (processes.folder / "model.py").write_text(MODEL)
+        liked = [{"ts": 1_700_000_000 + i, "user": "ann" if i % 2 else "bob", "label": i % 2} for i in range(2000)]
+        processes.produce(liked)
+        for command in (["ps", "--index", "0"], ["worker"], ["serve"]):
+            processes.start(*command)
+        predict = f"http://{listen}/v1/models/clicks:predict"
+        users = {"instances": [{"user": "ann"}, {"user": "bob"}, {"user": "nobody knows"}]}
+        until(lambda: ask(f"http://{listen}/healthz/ready")[0] == 200, LONG)
+        status, answer, headers = ask(predict, users, x_min_offset="0:1999")
+        assert status == 200, (answer, processes.said())
+        (ann,), (bob,), (unknown,) = answer["predictions"]
+        assert ann > 0.7 > unknown > 0.3 > bob
+        assert headers["x-model-version"]
+        assert headers["x-trained-through"].startswith("2023-11-14T22:46:39")
+        assert float(headers["x-freshness-ms"]) >= 0
+
+        processes.produce([{"ts": 1_700_003_000, "user": "nobody knows", "label": 1}] * 64)
+        status, answer, _ = ask(predict, users, x_min_offset="0:2063")
+        assert status == 200, (answer, processes.said())
+        assert answer["predictions"][2][0] > unknown
+        assert ask(predict, users, x_min_offset="0:9999")[0] == 412
+        assert processes.stop() == [0, 0, 0], processes.said()
+    assert os.path.exists(processes.folder / "serve.log")
