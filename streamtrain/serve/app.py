@@ -157,3 +157,5 @@ def serve(app: FastAPI, address: str) -> None:
         server.run()
     except SystemExit as exc:  # uvicorn's way to say that it cannot be bound; its log says why
         raise ConfigError(f"cannot serve at {address}: it is in use, or not of this machine") from exc
+    finally:
+        gc.unfreeze()

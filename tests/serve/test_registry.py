@@ -1,6 +1,7 @@
 """What is loaded, what is served, and what is refused; and that serving goes on whatever the origin does."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -128,6 +129,21 @@ def test_versions_beyond_the_limit_are_dropped(origin: Away) -> None:
     assert [*registry.resident] == [HEAD, 1, 4]
     assert held[-1] == {1, 4}
     assert (registry.rollback().version, served(registry)) == (1, 1)
+
+
+def test_a_dropped_version_is_freed_once_nobody_uses_it(origin: Away) -> None:
+    registry = Registry(MODEL, origin, limit=1)
+    for number in (1, 2):
+        publish(origin, number)
+        origin.keep()
+    registry.promote(1)
+    used = registry.served
+    gone = weakref.ref(used)
+    registry.promote(2)
+    assert used is not None
+    assert used.predict(SAMPLE).tolist() == [[1001]]  # who has it can go on
+    del used
+    assert gone() is None
 
 
 def test_labelled_versions_are_loaded_and_stay(origin: Away, registry: Registry) -> None:

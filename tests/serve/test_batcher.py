@@ -1,0 +1,158 @@
+"""Batcher: requests that come together are predicted together, and none gets another's answer."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from streamtrain.errors import SampleError
+from streamtrain.serve.batcher import Batcher, Overloaded
+from streamtrain.serve.predictor import Predicted, Predictor
+from streamtrain.serve.registry import HEAD, Registry
+from tests.serve.published import counted, origin_of, publish
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    model = counted()
+    origin = origin_of(model)
+    publish(origin, 1)
+    origin.keep()
+    publish(origin, 2)
+    registry = Registry(model, origin)
+    registry.promote(1)
+    registry.promote(HEAD)
+    return registry
+
+
+@pytest.fixture
+def head(registry: Registry) -> Predictor:
+    assert registry.served is not None
+    return registry.served
+
+
+@pytest.fixture
+def sizes() -> list[int]:
+    return []
+
+
+@pytest.fixture(params=["on the loop", "on a thread"])
+def batcher(request: pytest.FixtureRequest, sizes: list[int]) -> Iterator[Batcher]:
+    batcher = Batcher(max_batch=8, max_queue=16, on_loop=32 if request.param == "on the loop" else 0)
+    batcher.observe = sizes.append
+    yield batcher
+    batcher.close()
+
+
+def messages(*users: str) -> list[bytes]:
+    return [b'{"user": "%s"}' % user.encode() for user in users]
+
+
+def values(predicted: Predicted) -> list[float]:
+    return [float(one) for one in predicted.predictions[:, 0]]
+
+
+def test_what_comes_together_is_predicted_together(batcher: Batcher, head: Predictor, sizes: list[int]) -> None:
+    async def run() -> list[Predicted]:
+        asked = [batcher.predict(head, messages(*["u1"] * size)) for size in (1, 2, 0, 3)]
+        return await asyncio.gather(*asked)
+
+    assert [values(one) for one in asyncio.run(run())] == [[2002.0] * size for size in (1, 2, 0, 3)]
+    assert sizes == [6]
+    assert batcher.waiting == 0
+
+
+def test_a_batch_ends_before_it_is_too_large(batcher: Batcher, head: Predictor, sizes: list[int]) -> None:
+    async def run() -> list[Predicted]:
+        asked = [batcher.predict(head, messages(*["u1"] * size)) for size in (5, 5, 3)]
+        return await asyncio.gather(*asked)
+
+    assert [len(one.predictions) for one in asyncio.run(run())] == [5, 5, 3]
+    assert sizes == [8, 5]
+
+
+def test_a_request_is_never_cut(batcher: Batcher, head: Predictor, sizes: list[int]) -> None:
+    predicted = asyncio.run(batcher.predict(head, messages(*["u1"] * 20)))
+    assert len(predicted.predictions) == 20
+    assert sizes == [20]
+
+
+def test_versions_are_predicted_apart(batcher: Batcher, registry: Registry, head: Predictor) -> None:
+    first = registry.find(1)
+    assert first is not None
+
+    async def run() -> list[Predicted]:
+        return await asyncio.gather(*(batcher.predict(one, messages("u1")) for one in (first, head, first, head)))
+
+    assert [values(one) for one in asyncio.run(run())] == [[1001.0], [2002.0]] * 2
+
+
+def test_a_bad_instance_fails_its_request_alone(batcher: Batcher, head: Predictor, sizes: list[int]) -> None:
+    async def run() -> list[Any]:
+        asked = [messages("u1"), [b"{}", *messages("u1"), b"x"], messages("u2", "u3")]
+        return await asyncio.gather(*(batcher.predict(head, one) for one in asked), return_exceptions=True)
+
+    first, bad, last = asyncio.run(run())
+    assert (values(first), values(last)) == ([2002.0], [2002.0] * 2)
+    assert isinstance(bad, SampleError)
+    assert [(one.index, one.reason) for one in bad.bad] == [(0, "missing_field"), (2, "not_json")]
+    assert len(sizes) == 1
+
+
+def test_too_many_are_refused(batcher: Batcher, head: Predictor) -> None:
+    async def run() -> list[Any]:
+        asked = [batcher.predict(head, messages(*["u1"] * 6)) for _ in range(4)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    outcomes = asyncio.run(run())
+    assert [type(one) for one in outcomes] == [Predicted, Predicted, Overloaded, Overloaded]
+    assert "12 instances wait" in str(outcomes[-1])
+    assert batcher.waiting == 0
+
+
+def test_a_request_that_is_given_up(batcher: Batcher, head: Predictor) -> None:
+    async def run() -> list[Any]:
+        asked = [asyncio.ensure_future(batcher.predict(head, messages("u1"))) for _ in range(3)]
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    given_up, *others = asyncio.run(run())
+    assert isinstance(given_up, asyncio.CancelledError)
+    assert [values(one) for one in others] == [[2002.0]] * 2
+    assert batcher.waiting == 0
+
+
+def test_a_failure_reaches_all_and_the_next_batch_works(batcher: Batcher, head: Predictor) -> None:
+    async def run() -> list[Any]:
+        broken = head.__class__.__new__(head.__class__)  # has nothing of a predictor
+        asked = [batcher.predict(broken, messages("u1")) for _ in range(2)]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        return [*outcomes, await batcher.predict(head, messages("u1"))]
+
+    *failed, worked = asyncio.run(run())
+    assert [type(one) for one in failed] == [AttributeError] * 2
+    assert values(worked) == [2002.0]
+
+
+def test_the_loop_answers_others_while_a_large_batch_runs(head: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = Batcher(on_loop=1)
+    threads: set[int] = set()
+
+    async def run() -> None:
+        await batcher.predict(head, messages("u1"))
+        assert threads == {threading.get_ident()}
+        await batcher.predict(head, messages("u1", "u2"))
+        assert len(threads) == 2
+
+    predict = Predictor.predict_messages
+
+    def seen(predictor: Predictor, given: Sequence[bytes]) -> Predicted:
+        threads.add(threading.get_ident())
+        return predict(predictor, given)
+
+    monkeypatch.setattr(Predictor, "predict_messages", seen)
+    asyncio.run(run())
+    batcher.close()
