@@ -250,7 +250,7 @@ def test_the_page(server: Served) -> None:
     assert server.client.get("/docs").status_code == 200
 
 
-def test_schemathesis(server: Served) -> None:
+def test_schemathesis(server: Served, tmp_path: Path) -> None:
     """Requests made up from the page: none fails inside, and answers are as the page says."""
     program = Path(sys.executable).parent / "schemathesis"
     options = {
@@ -268,6 +268,7 @@ def test_schemathesis(server: Served) -> None:
         text=True,
         timeout=120,
         check=False,
+        cwd=tmp_path,
         env={"no_proxy": "*", "PATH": str(program.parent)},
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
