@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def work(args: argparse.Namespace) -> None:
     overrides = {
         "stream.url": f"kafka://{args.servers}",
         "stream.topic": TOPIC,
+        "stream.group": args.group,
         "worker.batch_size": args.batch,
         "ps.addresses": args.ps,
         "ps.wire_dtype": args.dtype,
@@ -109,7 +111,18 @@ def measure(args: argparse.Namespace, servers: str) -> dict[str, Any]:
             for i in range(count):
                 command = [sys.executable, "-m", "streamtrain", "ps", "--ps", addresses, "--index", str(i)]
                 processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
-        options = ["--ps", addresses, "--servers", servers, "--role", args.topology, *sys.argv[1:]]
+        # A group of its own: members of the run before were killed, and are taken for living ones for a while.
+        options = [
+            "--group",
+            uuid.uuid4().hex,
+            "--ps",
+            addresses,
+            "--servers",
+            servers,
+            "--role",
+            args.topology,
+            *sys.argv[1:],
+        ]
         readings: list[list[Any]] = [[] for _ in range(args.workers)]
         workers = [
             subprocess.Popen(
@@ -171,6 +184,7 @@ def main() -> None:
     parser.add_argument("--role", choices=cluster.TOPOLOGIES, help="of a worker process")
     parser.add_argument("--ps")
     parser.add_argument("--servers")
+    parser.add_argument("--group")
     parser.add_argument("--index", type=int)
     args = parser.parse_args()
     if args.role:
