@@ -54,7 +54,7 @@ class KafkaSource:
         self._waiting: set[int] = set()  # given by the group, but not taken over: that failed, and is tried again
         self._errors: deque[Exception] = deque()
         self._among_its_own = False
-        self._closed = False
+        self._closed = True  # until there is something to close
         self._link = service.link(self._errors.append)
         self._consumer: Consumer = service.make(
             Consumer,
@@ -70,6 +70,7 @@ class KafkaSource:
             },
             DEFAULTS,
         )
+        self._closed = False
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
 
     def poll(self, most: int, seconds: float) -> list[Fetched]:
@@ -146,6 +147,9 @@ class KafkaSource:
             return
 
     def _on_assign(self, _: Consumer, given: Sequence[TopicPartition]) -> None:
+        if self._closed:
+            self._consumer.incremental_assign([])
+            return
         try:
             self._take_over([one.partition for one in given])
         except Exception as exc:  # of the listener, which is to come out of `poll`, not of librdkafka
@@ -170,17 +174,22 @@ class KafkaSource:
         self._give_up(given, self._listener.lost)
 
     def _give_up(self, given: Sequence[TopicPartition], tell: Callable[[Sequence[int]], None]) -> None:
-        partitions = [one.partition for one in given if one.partition in self._positions]
-        try:
-            if partitions:
+        partitions = {one.partition for one in given}
+        self._waiting -= partitions
+        self._tell(sorted(partitions & self._positions.keys()), tell)
+        # librdkafka refuses to unassign what was not taken over.
+        self._consumer.incremental_unassign([one for one in self._consumer.assignment() if one.partition in partitions])
+
+    def _tell(self, partitions: Sequence[int], tell: Callable[[Sequence[int]], None]) -> None:
+        """Tells the listener which partitions go, and forgets them."""
+        if partitions:
+            try:
                 tell(partitions)
-        except Exception as exc:  # see above
-            self._errors.append(exc)
-        self._waiting.difference_update(one.partition for one in given)
-        self.resume(partitions)  # librdkafka would go on with a pause where a partition comes back
-        for one in partitions:
-            del self._positions[one]
-        self._consumer.incremental_unassign([TopicPartition(self._topic, one) for one in partitions])
+            except Exception as exc:  # see above
+                self._errors.append(exc)
+            self.resume(partitions)  # librdkafka would go on with a pause where a partition comes back
+            for one in partitions:
+                del self._positions[one]
 
     def _at(self, partition: int, offset: int) -> TopicPartition:
         if offset < 0:  # which has meanings of its own in librdkafka
@@ -248,6 +257,16 @@ class KafkaSource:
             return
         self._closed = True
         self._errors.clear()
+        # Before librdkafka leaves: that loses what is committed late, where an assignment waits to be taken over.
+        self._tell(sorted(self._positions), self._listener.revoked)
         self._consumer.close()
         self._link.close()
         self._raise_error()
+
+    def __del__(self) -> None:
+        """Leaves the group in silence: librdkafka would hang if it went with a rebalance under way."""
+        if not self._closed:
+            self._closed = True
+            self._positions.clear()
+            self._consumer.close()
+            self._link.close()

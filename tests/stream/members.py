@@ -14,6 +14,11 @@ from tests.stream.kinds import KINDS
 SECONDS = 30.0  # in which anything must have come about, on a busy machine
 
 
+def group_of(stream: Stream) -> str:
+    """The group of members that are of no other: some services have groups across topics."""
+    return f"readers of {stream.topic}"
+
+
 class Member:
     """Reads on from where the group has committed, or else from `begin` or the start, and commits what it gives up.
 
@@ -27,7 +32,7 @@ class Member:
         self,
         stream: Stream,
         *,
-        group: str = "group",
+        group: str | None = None,
         job: str = "job",
         begin: Mapping[int, int] = {},
         say: Callable[..., None] | None = None,
@@ -38,8 +43,8 @@ class Member:
         self._begin = begin
         self._say = say or (lambda *_: None)
         self._stream = stream
-        self._group = group
-        self.source: Source = stream.source(group, job, self)
+        self._group = group or group_of(stream)
+        self.source: Source = stream.source(self._group, job, self)
 
     def __enter__(self) -> "Member":
         return self
@@ -105,18 +110,26 @@ class Member:
             self.take(most)
 
 
+def take_turns(done: Callable[[], bool], *members: Member) -> None:
+    """Polls members in turn until something is so."""
+    deadline = time.monotonic() + SECONDS
+    while not done():
+        for member in members:
+            member.take(100, 0.02)
+        assert time.monotonic() < deadline, f"{[(one.count, one.positions, one.events) for one in members]}"
+
+
 def settle(partitions: int, *members: Member) -> list[list[int]]:
     """Polls members in turn until they share all partitions, evenly to within one; returns those of each."""
-    deadline = time.monotonic() + SECONDS
-    while True:
-        for member in members:
-            member.take(seconds=0.02)
-        have = [sorted(member.positions) for member in members]
-        sizes = sorted(map(len, have))
-        if sum(sizes) == partitions and sizes[-1] - sizes[0] <= 1:
-            assert sorted(chain(*have)) == list(range(partitions))
-            return have
-        assert time.monotonic() < deadline, f"{have}, {[member.events for member in members]}"
+
+    def shared() -> bool:
+        sizes = [len(member.positions) for member in members]
+        return sum(sizes) == partitions and max(sizes) - min(sizes) <= 1
+
+    take_turns(shared, *members)
+    have = [sorted(member.positions) for member in members]
+    assert sorted(chain(*have)) == list(range(partitions))
+    return have
 
 
 def main(kind: str, server: str, topic: str) -> None:

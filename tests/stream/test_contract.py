@@ -9,7 +9,7 @@ import pytest
 from streamtrain.errors import TopicMissing
 from streamtrain.stream.source import Bounds
 from tests.stream.kinds import Place, fill, message
-from tests.stream.members import SECONDS, Member
+from tests.stream.members import SECONDS, Member, group_of
 
 
 def test_messages_come_in_order_with_their_offsets(place: Place) -> None:
@@ -209,7 +209,7 @@ def test_a_missing_topic_is_told(place: Place) -> None:
     stream = place.open()
     for question in (
         stream.bounds,
-        lambda: stream.committed("group"),
+        lambda: stream.committed(group_of(stream)),
         lambda: stream.at(0.0),
         lambda: Member(stream),
         stream.writer,

@@ -14,7 +14,7 @@ import pytest
 from streamtrain.errors import SourceRefused
 from streamtrain.stream.source import Stream
 from tests.stream.kinds import KINDS, Place, fill
-from tests.stream.members import SECONDS, Member, settle
+from tests.stream.members import SECONDS, Member, group_of, settle, take_turns
 
 
 class Failing(Member):
@@ -52,11 +52,7 @@ def test_members_share_and_nothing_is_read_twice(place: Place) -> None:
         with Member(stream) as two, Member(stream) as three:
             settle(5, one, two, three)
             fill(stream, dict.fromkeys(range(5), 200))
-            deadline = time.monotonic() + SECONDS
-            while one.count + two.count + three.count < 2000:
-                assert time.monotonic() < deadline
-                for member in (one, two, three):
-                    member.take(100)
+            take_turns(lambda: one.count + two.count + three.count >= 2000, one, two, three)
             for partition in range(5):
                 assert sorted(chain(*(m.offsets(partition) for m in (one, two, three)))) == list(range(400))
 
@@ -97,21 +93,21 @@ def test_what_a_member_keeps_is_left_alone(place: Place) -> None:
 
 
 def test_a_member_that_leaves_is_followed_where_it_was(place: Place) -> None:
+    """Whatever the group is about when it leaves."""
     stream = place.make(2)
-    fill(stream, {0: 10, 1: 10})
-    one, two = Member(stream), Member(stream)
-    settle(2, one, two)
-    deadline = time.monotonic() + SECONDS
-    while one.count + two.count < 20 and time.monotonic() < deadline:
-        one.take()
-        two.take()
-    one.source.close()
-    fill(stream, {0: 5, 1: 5})
-    two.take_until(lambda m: one.count + m.count == 30)
-    assert two.positions == {0: 15, 1: 15}
-    assert one.events[-1][0] == "revoked"
-    two.source.close()
-    assert stream.committed("group") == {0: 15, 1: 15}
+    gone = 0
+    with Member(stream) as stays:
+        for turn in range(1, 4):
+            fill(stream, {0: 5, 1: 5})
+            with Member(stream) as leaves:
+                settle(2, stays, leaves)
+                take_turns(lambda: gone + stays.count + leaves.count >= 10 * turn, stays, leaves)  # noqa: B023
+            assert leaves.events[-1][0] == "revoked"
+            gone += leaves.count
+            settle(2, stays)
+        assert stays.positions == {0: 15, 1: 15}
+        assert gone + stays.count == 30
+    assert stream.committed(group_of(stream)) == {0: 15, 1: 15}
 
 
 @pytest.mark.parametrize("place", [name for name, kind in KINDS.items() if kind.processes], indirect=True)
@@ -119,16 +115,18 @@ def test_a_member_that_is_killed_is_followed(place: Place) -> None:
     stream = place.make(3)
     fill(stream, dict.fromkeys(range(3), 10))
     command = [sys.executable, "-m", "tests.stream.members", place.name, place.server, place.topic]
+    heard: list[list[Any]] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process, Member(stream) as here:
-        heard: list[list[Any]] = []
         reader = threading.Thread(target=lambda: heard.extend(map(json.loads, process.stdout or [])))
         reader.start()
-        here.take_until(lambda m: len(m.positions) in (1, 2) and any(event == "assigned" for event, _ in heard))
-        process.kill()
+        try:
+            here.take_until(lambda m: len(m.positions) in (1, 2) and any(event == "assigned" for event, _ in heard))
+        finally:
+            process.kill()
+            reader.join()
         begin = time.monotonic()
         here.take_until(lambda m: len(m.positions) == 3)
         assert time.monotonic() - begin < 15
-        reader.join()
         # What it had not committed is read again.
         here.take_until(lambda m: m.positions == {0: 10, 1: 10, 2: 10})
 
@@ -173,21 +171,21 @@ def test_close_revokes_and_may_be_called_twice(place: Place) -> None:
     member.source.close()
     member.source.close()
     assert member.events == [("assigned", [0, 1]), ("revoked", [0, 1])]
-    assert stream.committed("group") == {0: 10, 1: 0}
+    assert stream.committed(group_of(stream)) == {0: 10, 1: 0}
     Member(stream).source.close()  # one that never polled
 
 
 def test_positions_are_committed_by_group(place: Place) -> None:
     stream = place.make(3)
     fill(stream, {0: 10, 1: 10})
-    assert stream.committed("group") == {}
+    assert stream.committed(group_of(stream)) == {}
     with Member(stream) as member:
         settle(3, member)
         member.source.commit({0: 4, 1: 10})
         member.source.commit({})
         member.source.commit({0: 7})
         deadline = time.monotonic() + SECONDS
-        while stream.committed("group") != {0: 7, 1: 10}:
+        while stream.committed(group_of(stream)) != {0: 7, 1: 10}:
             assert time.monotonic() < deadline
             member.take()
         assert stream.committed("another") == {}

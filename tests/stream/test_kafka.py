@@ -1,5 +1,7 @@
 """What is Kafka's own: options, compression, headers, retention, credentials, topics made again, brokers that go."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 
@@ -208,3 +210,23 @@ def retain(admin: AdminClient, topic: str, milliseconds: int) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     for changed in admin.incremental_alter_configs([resource]).values():
         changed.result(20)
+
+
+def test_a_source_that_nobody_closed_goes(place: Place) -> None:
+    """With its process, and with a rebalance under way."""
+    place.make(2)
+    program = f"""
+import gc
+from tests.stream.kinds import KINDS
+from tests.stream.members import Member, settle
+stream = KINDS["kafka"].open({place.server!r}, {place.topic!r})
+for _ in range(3):
+    stays, leaves = Member(stream), Member(stream)
+    settle(2, stays, leaves)
+    leaves.source.close()
+    del stays, leaves
+    gc.collect()
+kept = Member(stream)
+settle(2, kept)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=2 * SECONDS)

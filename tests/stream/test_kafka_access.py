@@ -19,7 +19,7 @@ from streamtrain.errors import SourceRefused, SourceUnavailable
 from streamtrain.stream import kafka_service
 from streamtrain.stream.kafka import KafkaStream
 from tests.stream.kinds import KAFKA_OPTIONS, Place, fill
-from tests.stream.members import SECONDS, Member, settle
+from tests.stream.members import SECONDS, Member, group_of, settle
 from tests.stream.servers import as_user
 
 
@@ -50,7 +50,7 @@ def test_credentials_that_end_under_a_reader_are_told(kafka: Broker, place: Plac
     place.make(1)
     admin = AdminClient({"bootstrap.servers": kafka.servers})
     topic = (ResourceType.TOPIC, place.topic, ResourcePatternType.LITERAL, "User:bob")
-    group = (ResourceType.GROUP, "group", ResourcePatternType.LITERAL, "User:bob")
+    group = (ResourceType.GROUP, group_of(place.open()), ResourcePatternType.LITERAL, "User:bob")
     rules = [AclBinding(*of, "*", AclOperation.ALL, AclPermissionType.ALLOW) for of in (topic, group)]
     for made in admin.create_acls(rules).values():
         made.result(20)
@@ -82,13 +82,13 @@ def test_a_broker_of_another_protocol_does_not_hang(
 
 def test_members_that_are_not_ours_are_refused(place: Place) -> None:
     stream = place.make(1)
-    other = Consumer({"bootstrap.servers": place.server, "group.id": "group", "client.id": "somebody"})
+    other = Consumer({"bootstrap.servers": place.server, "group.id": group_of(stream), "client.id": "somebody"})
     other.subscribe([place.topic])
     deadline = time.monotonic() + SECONDS
     while not other.assignment():
         assert time.monotonic() < deadline
         other.poll(0.1)
-    with pytest.raises(SourceRefused, match=r"group group .*members like somebody"):
+    with pytest.raises(SourceRefused, match=rf"group {group_of(stream)} of .* members like somebody"):
         Member(stream)
     other.close()
     with Member(stream) as member:
