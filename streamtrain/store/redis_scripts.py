@@ -6,6 +6,9 @@ keys that scripts touch, as of `script_keys`, then its own; they have the same h
 
 from streamtrain.store.redis_layout import Keys
 
+PROD = "prod"
+"""The label that says which version all servers serve; while no version has it, the head is served."""
+
 
 def script_keys(keys: Keys) -> list[str]:
     """The first KEYS of every script."""
@@ -51,6 +54,11 @@ end
 local function metrics_of(version)
   local manifest = redis.call('HGET', versions, version)
   return cjson.encode(cjson.decode(string.match(manifest, '{{.*')).publication.metrics)
+end
+local function metrics_labelled(label, version)
+  if version ~= '' then return metrics_of(version) end
+  local publication = label == '{PROD}' and redis.call('HGET', head, 'publication')
+  return publication and cjson.encode(cjson.decode(publication).metrics) or '{{}}'
 end
 local function note(what, who, why, version, label, was, metrics)
   redis.call('XADD', history, 'MAXLEN', '~', 10000, '*', 'what', what, 'who', who, 'why', why, 'version', version,
@@ -144,38 +152,35 @@ note('version', ARGV[4], ARGV[5], ARGV[2], '', '', metrics_of(ARGV[2]))
 return 1
 """
 
-# KEYS: further what the label was before. ARGV: label, version or "" for none, who, why. Answers whether there is such
-# a version.
+# KEYS: further what the label was before, "" where it was none. ARGV: label, version or "" for none, who, why. Answers
+# whether there is such a version.
 LABEL = f"""{_SMALL}
 local label, version = ARGV[1], ARGV[2]
-local was = redis.call('HGET', labels, label)
-if version == '' then
-  redis.call('HDEL', labels, label)
-  redis.call('DEL', KEYS[13])
-elseif redis.call('HEXISTS', versions, version) == 0 then
-  return 0
-else
-  if was and was ~= version then
-    redis.call('LPUSH', KEYS[13], was)
-    redis.call('LTRIM', KEYS[13], 0, 99)
-  end
-  redis.call('HSET', labels, label, version)
+local was = redis.call('HGET', labels, label) or ''
+if version ~= '' and redis.call('HEXISTS', versions, version) == 0 then return 0 end
+if was ~= version then
+  redis.call('LPUSH', KEYS[13], was)
+  redis.call('LTRIM', KEYS[13], 0, 99)
 end
-note('label', ARGV[3], ARGV[4], version, label, was or '', version == '' and '{{}}' or metrics_of(version))
+if version == '' then redis.call('HDEL', labels, label) else redis.call('HSET', labels, label, version) end
+note('label', ARGV[3], ARGV[4], version, label, was, metrics_labelled(label, version))
 return 1
 """
 
-# KEYS: further what the label was before. ARGV: label, who, why. Answers the version that the label is again, or none.
+# KEYS: further what the label was before. ARGV: label, who, why. Answers the version that the label is again, "" if it
+# is none again; nothing if there was nothing before that is still there.
 ROLLBACK = f"""{_SMALL}
 local label = ARGV[1]
-local was = redis.call('HGET', labels, label)
-local version = redis.call('LPOP', KEYS[13])
-while version and (version == was or redis.call('HEXISTS', versions, version) == 0) do
-  version = redis.call('LPOP', KEYS[13])
+local was = redis.call('HGET', labels, label) or ''
+local function is_there(version)
+  if version == '' then return redis.call('EXISTS', head) == 1 end
+  return redis.call('HEXISTS', versions, version) == 1
 end
+local version = redis.call('LPOP', KEYS[13])
+while version and (version == was or not is_there(version)) do version = redis.call('LPOP', KEYS[13]) end
 if not version then return false end
-redis.call('HSET', labels, label, version)
-note('rollback', ARGV[2], ARGV[3], version, label, was or '', metrics_of(version))
+if version == '' then redis.call('HDEL', labels, label) else redis.call('HSET', labels, label, version) end
+note('rollback', ARGV[2], ARGV[3], version, label, was, metrics_labelled(label, version))
 return version
 """
 

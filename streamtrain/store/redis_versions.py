@@ -12,38 +12,12 @@ from numpy.typing import NDArray
 from streamtrain.errors import PublicationCorrupt, PublicationError
 from streamtrain.store.origin import Publication, Weights
 from streamtrain.store.redis_buckets import Buckets, Sums
+from streamtrain.store.redis_history import Deed, deed_of
 from streamtrain.store.redis_layout import Layout
 from streamtrain.store.redis_model import Head, RedisModel
-from streamtrain.store.redis_scripts import ADD_VERSION, DELETE, HOLD, LABEL, ROLLBACK
-
-PROD = "prod"
-"""The label of the version that is served to all, if not the head is."""
+from streamtrain.store.redis_scripts import ADD_VERSION, DELETE, HOLD, LABEL, PROD, ROLLBACK
 
 _TRIES = 3  # of reading the head, which may be replaced, or move on faster than it is read
-
-
-class Deed(NamedTuple):
-    """Something that was done to versions.
-
-    Attributes:
-        at: when, seconds since the epoch.
-        what: "version", "label", "rollback" or "delete".
-        who: did it.
-        why: as was said.
-        version: of which it was done; None: a label was removed.
-        label: that was changed, if any.
-        was: the label's version before, if any.
-        metrics: of the version.
-    """
-
-    at: float
-    what: str
-    who: str
-    why: str
-    version: int | None
-    label: str
-    was: int | None
-    metrics: Mapping[str, Mapping[str, float | None]]
 
 
 class _Copy(NamedTuple):
@@ -59,14 +33,22 @@ class RedisVersions:
 
     Args:
         model: whose.
+
+    Attributes:
+        name: of the model and its server, for messages.
     """
 
     def __init__(self, model: RedisModel) -> None:
-        self._model = model
+        self._model, self.name = model, model.name
 
     def all(self) -> list[Publication]:
         """The versions that there are, ascending."""
         return [publication for publication, _ in sorted(self._placed(), key=lambda one: one[0].version or 0)]
+
+    def head(self) -> Publication | None:
+        """The head's publication, if there is one."""
+        head = self._model.head()
+        return head.publication if head else None
 
     def find(self, version: int) -> tuple[Publication, Layout] | None:
         """A version and the layout of its dictionary, if it is there."""
@@ -205,28 +187,34 @@ class RedisVersions:
         if not self._model.run(LABEL, label, "" if version is None else version, who, why, keys=before):
             raise PublicationCorrupt(f"there is no version {version} of {self._model.name}")
 
-    def promote(self, version: int | None, who: str, why: str = "") -> int:
-        """Labels a version "prod", or a new one of the head (None); returns its number."""
-        number = self.make(who, why).version if version is None else version
-        assert number is not None  # a version's
-        self.set_label(PROD, number, who, why)
-        return number
-
-    def rollback(self, who: str, why: str = "", label: str = PROD) -> int:
-        """Gives a label back to the version before, of those that are still there; returns its number.
+    def promote(self, version: int | None, who: str, why: str = "") -> None:
+        """Makes a version what all servers serve, or the head (None): labels it "prod", or takes that label away.
 
         Raises:
-            PublicationError: there is none.
+            PublicationCorrupt: there is no such version, or no head.
+        """
+        if version is None and self.head() is None:
+            raise PublicationCorrupt(f"there is no head of {self._model.name}")
+        self.set_label(PROD, version, who, why)
+
+    def rollback(self, who: str, why: str = "", label: str = PROD) -> int | None:
+        """Gives a label back to what it was before, of what is still there.
+
+        Returns:
+            The version that has it again; None: no version had it before, so that of "prod" the head is served.
+
+        Raises:
+            PublicationError: there is nothing before.
         """
         found = self._model.run(ROLLBACK, label, who, why, keys=(self._model.keys.before(label),))
         if found is None:
-            raise PublicationError(f"there is no version of {self._model.name} that was {label} before")
-        return int(found)
+            raise PublicationError(f"there is nothing of {self._model.name} that was {label} before and is still there")
+        return int(found) if found else None
 
     def history(self, count: int = 100) -> list[Deed]:
         """What was done, the last first; about ten thousand deeds are kept."""
         entries = self._model.server.call("XREVRANGE", self._model.keys.history, "+", "-", "COUNT", count)
-        return [_deed(entry, fields) for entry, fields in entries]
+        return [deed_of(entry, fields) for entry, fields in entries]
 
     # --- retention ---
 
@@ -283,12 +271,3 @@ def check_rows(name: str, publication: Publication, table: str, found: int) -> N
 
 def _packed(table: str, sums: Sums) -> list[Any]:
     return [f"rows:{table}", sums.rows.astype("<u4").tobytes(), f"sums:{table}", sums.sums.astype("<u8").tobytes()]
-
-
-def _deed(entry: bytes, flat: Any) -> Deed:
-    fields = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
-    text = {name.decode(): value.decode() for name, value in fields.items()}
-    version, was = (int(text[name]) if text[name] else None for name in ("version", "was"))
-    at = int(entry.partition(b"-")[0]) / 1000
-    metrics = json.loads(text["metrics"])
-    return Deed(at, text["what"], text["who"], text["why"], version, text["label"], was, metrics)

@@ -38,6 +38,7 @@ def everything(published: Published) -> None:
     assert rows[found].tolist() == [list(expected[key]) for key in keys[found].tolist()]
     published.versions.promote(1, "ann")
     published.versions.promote(None, "ann")
+    published.versions.make("ann")
     published.versions.hold(2, "server", 60)
     assert published.versions.rollback("ann") == 1
     published.versions.release(2, "server")

@@ -53,7 +53,8 @@ def test_checksums_are_those_of_the_shards(published: Published) -> None:
 
 def test_labels_and_the_way_back(published: Published) -> None:
     published.full(1, metrics={"label": {"auc": 0.5, "loss": None}})
-    assert [published.versions.promote(None, "ann") for _ in range(3)] == [1, 2, 3]
+    for _ in range(3):
+        published.versions.promote(published.versions.make("ann").version, "ann")
     assert published.origin.labels() == {"prod": 3}
     published.versions.set_label("canary", 2, "bob", "see how it does")
     assert published.versions.rollback("ann", "worse") == 2
@@ -61,14 +62,14 @@ def test_labels_and_the_way_back(published: Published) -> None:
     published.versions.delete(3, "ann")
     published.versions.promote(2, "ann")
     assert published.versions.rollback("ann") == 1
-    with pytest.raises(PublicationError, match=r"no version of .* that was prod before"):
-        published.versions.rollback("ann")
     published.versions.set_label("canary", None, "bob", "done")
     assert published.origin.labels() == {"prod": 1}
+    assert published.versions.rollback("bob", label="canary") == 2
     with pytest.raises(PublicationCorrupt, match="no version 9"):
         published.versions.set_label("prod", 9, "ann")
     deeds = published.versions.history()
     assert [(deed.what, deed.version, deed.was) for deed in deeds] == [
+        ("rollback", 2, None),
         ("label", None, 2),
         ("rollback", 1, 2),
         ("label", 2, 2),
@@ -82,9 +83,46 @@ def test_labels_and_the_way_back(published: Published) -> None:
         ("label", 1, None),
         ("version", 1, None),
     ]
-    assert deeds[4][1:] == ("rollback", "ann", "worse", 2, "prod", 3, {"label": {"auc": 0.5, "loss": None}})
+    assert deeds[5][1:] == ("rollback", "ann", "worse", 2, "prod", 3, {"label": {"auc": 0.5, "loss": None}})
+    assert deeds[1].metrics == {}  # of what canary is not any more
     assert [deed.at for deed in deeds] == sorted((deed.at for deed in deeds), reverse=True)
     assert published.versions.history(1) == deeds[:1]
+
+
+def test_without_the_label_the_head_is_served(published: Published) -> None:
+    published.full(1, metrics={"label": {"auc": 0.5}})
+    for _ in range(5):
+        published.versions.make("ann")
+    published.publish(2, metrics={"label": {"auc": 0.625}})
+    published.versions.promote(None, "ann", "as it was")
+    published.versions.promote(3, "ann")
+    published.versions.promote(5, "ann")
+    published.versions.promote(None, "ann")
+    assert published.origin.labels() == {}
+    deed = published.versions.history(1)[0]
+    assert (deed.what, deed.label, deed.version, deed.was) == ("label", "prod", None, 5)
+    assert deed.metrics == {"label": {"auc": 0.625}}
+    assert [published.versions.rollback("ann") for _ in range(3)] == [5, 3, None]
+    assert published.origin.labels() == {}
+    deed = published.versions.history(1)[0]
+    assert (deed.what, deed.version, deed.was, deed.metrics) == ("rollback", None, 3, {"label": {"auc": 0.625}})
+    with pytest.raises(PublicationError, match=r"nothing of .* that was prod before"):
+        published.versions.rollback("ann")
+
+
+def test_what_is_gone_is_not_rolled_back_to(published: Published, client: redis.Redis) -> None:
+    with pytest.raises(PublicationCorrupt, match="no head"):
+        published.versions.promote(None, "ann")
+    published.full(1)
+    for version in (1, 2, 3):
+        published.versions.make("ann")
+        published.versions.promote(version, "ann")
+    published.versions.delete(2, "ann")
+    assert published.versions.rollback("ann") == 1
+    client.delete(published.model.keys.head)
+    with pytest.raises(PublicationError, match="still there"):
+        published.versions.rollback("ann")
+    assert published.origin.labels() == {"prod": 1}
 
 
 def test_what_is_in_use_is_not_deleted(published: Published, client: redis.Redis) -> None:

@@ -1,0 +1,39 @@
+"""The history of a model's versions: what was done to them, by whom and why."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Deed(NamedTuple):
+    """Something that was done to versions.
+
+    Attributes:
+        at: when, seconds since the epoch.
+        what: "version", "label", "rollback" or "delete".
+        who: did it.
+        why: as was said.
+        version: of which it was done; None: a label was removed, so that of "prod" the head is served.
+        label: that was changed, or "".
+        was: the label's version before; None: no version had it.
+        metrics: of the version, or of the head that is served from then on.
+    """
+
+    at: float
+    what: str
+    who: str
+    why: str
+    version: int | None
+    label: str
+    was: int | None
+    metrics: Mapping[str, Mapping[str, float | None]]
+
+
+def deed_of(entry: bytes, flat: Any) -> Deed:
+    """What an entry of the history says: its id, and its fields, flat or as a dict."""
+    fields = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+    text = {name.decode(): value.decode() for name, value in fields.items()}
+    version, was = (int(text[name]) if text[name] else None for name in ("version", "was"))
+    at = int(entry.partition(b"-")[0]) / 1000
+    metrics = json.loads(text["metrics"])
+    return Deed(at, text["what"], text["who"], text["why"], version, text["label"], was, metrics)
