@@ -1,6 +1,7 @@
 """Types of settings: what a value may be in a file, in the environment or on the command line, and how it is masked."""
 
 import json
+import math
 import re
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -77,6 +78,14 @@ def _ratio(value: Any, info: ValidationInfo) -> float:
     return float(value)
 
 
+def _margin(value: Any, info: ValidationInfo) -> float:
+    if _is_text(info) and isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?|\.[0-9]{1,9}", value):
+        value = float(value)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ValueError("must be a number above 0")
+    return float(value)
+
+
 def _options(value: Any, info: ValidationInfo) -> dict[str, str | int | float | bool]:
     if _is_text(info) and isinstance(value, str):
         try:
@@ -110,6 +119,7 @@ Count = Annotated[int, BeforeValidator(_count)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Text = Annotated[str, BeforeValidator(_text)]
 Ratio = Annotated[float, BeforeValidator(_ratio)]
+Margin = Annotated[float, BeforeValidator(_margin)]
 Options = Annotated[dict[str, str | int | float | bool], BeforeValidator(_options)]
 Start = Annotated[str, BeforeValidator(_start)]
 Secret = Annotated[SecretStr, BeforeValidator(_text)]

@@ -10,6 +10,7 @@ from streamtrain.setting_types import (
     Count,
     Flag,
     Listen,
+    Margin,
     Options,
     Ratio,
     Seconds,
@@ -160,6 +161,8 @@ class PublishSettings(_Group):
         every: seconds between two publications.
         dtype: of rows as they are published.
         log_bytes: of changes that are kept for servers that follow.
+        version_every: seconds between two versions; None: no version is made by itself.
+        keep: versions that are kept, beside those that labels and servers use.
     """
 
     url: Text | None = None
@@ -168,6 +171,26 @@ class PublishSettings(_Group):
     every: Seconds = 1.0
     dtype: Literal["float32", "float16", "int8"] = "float32"
     log_bytes: Annotated[Count, Field(ge=1 << 20)] = 256 << 20
+    version_every: Seconds | None = None
+    keep: Annotated[Count, Field(ge=1)] = 10
+
+
+class GateSettings(_Group):
+    """What a publication must fulfil: `Gate(**dict(settings.gate))` of streamtrain/store/gate.py.
+
+    Attributes:
+        non_finite: whether predictions that are not finite hold it back.
+        auc_drop: of the AUC; None: it is not looked at.
+        loss_rise: of the loss, as a share of it; None: it is not looked at.
+        calibration: of the calibration's distance from 1; None: it is not looked at.
+        min_samples: of windows that are compared.
+    """
+
+    non_finite: Flag = True
+    auc_drop: Margin | None = None
+    loss_rise: Margin | None = None
+    calibration: Margin | None = None
+    min_samples: Annotated[Count, Field(ge=0)] = 10_000
 
 
 class ServeSettings(_Group):
@@ -226,6 +249,7 @@ class Settings(_Group):
         consistency: of workers.
         checkpoint: when and where.
         publish: where it is published.
+        gate: what a publication must fulfil.
         serve: how predictions are served.
         security: of the wire.
     """
@@ -237,6 +261,7 @@ class Settings(_Group):
     consistency: ConsistencySettings = ConsistencySettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     publish: PublishSettings = PublishSettings()
+    gate: GateSettings = GateSettings()
     serve: ServeSettings = ServeSettings()
     security: SecuritySettings = SecuritySettings()
 

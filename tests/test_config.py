@@ -14,6 +14,7 @@ from streamtrain.config import PREFIX, Settings, load_settings
 from streamtrain.errors import ConfigError
 from streamtrain.ps.security import Security
 from streamtrain.settings import KEYS
+from streamtrain.store.gate import Gate
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 SECRET = "correct-horse"
@@ -38,6 +39,15 @@ url = "s3://key:{SECRET}@bucket/x"
 every = "500ms"
 keep = 1
 full_every = 0
+[publish]
+version_every = "1h"
+keep = 3
+[gate]
+non_finite = false
+auc_drop = 0.01
+loss_rise = 1
+calibration = 0.2
+min_samples = 0
 [security]
 certificate = "a.crt"
 key = "a.key"
@@ -72,6 +82,8 @@ def test_a_file_with_everything() -> None:
     assert (made.ps.wire_dtype, made.ps.timeout) == ("bfloat16", 2.5)
     assert (made.consistency.mode, made.consistency.staleness, made.consistency.lease) == ("bounded", 0, 60.0)
     assert (made.checkpoint.every, made.checkpoint.keep, made.checkpoint.full_every) == (0.5, 1, 0)
+    assert (made.publish.version_every, made.publish.keep) == (3600.0, 3)
+    assert Gate(**dict(made.gate)) == Gate(False, 0.01, 1.0, 0.2, 0)
     security = Security.read(**made.security.arguments())
     assert security == Security(Path("a.crt"), Path("a.key"), Path("ca.crt"), SECRET, True)
 
@@ -93,12 +105,14 @@ def test_the_environment_writes_everything_as_text() -> None:
         "STREAMTRAIN_PORT": "tcp://10.0.0.1:2222",
         "STREAMTRAIN_PS_SERVICE_HOST": "10.0.0.1",
         "STREAMTRAIN_PS_SERVICE_PORT_GRPC": "2222",
+        "STREAMTRAIN_GATE__AUC_DROP": ".01",
         "PATH": "/bin",
     }
     made = load_settings(environment=names)
     assert made.ps.addresses == ("a:1", "[::1]:2")
     assert made.ps.timeout == 3.0
     assert made.security.insecure
+    assert made.gate.auc_drop == 0.01
     assert made.security.arguments()["token"] == "123"
 
 
@@ -129,6 +143,10 @@ WRONG: list[tuple[str, str]] = [
     ("[consistency]\nstaleness = -1", "must be greater than or equal to 0, not -1"),
     ("[checkpoint]\nkeep = 0", "checkpoint.keep in streamtrain.toml must be greater than or equal to 1, not 0"),
     ("[checkpoint]\nurl = 5", "checkpoint.url in streamtrain.toml must be non-empty text, not 5"),
+    ("[gate]\nauc_drop = 0", "gate.auc_drop in streamtrain.toml must be a number above 0, not 0"),
+    ("[gate]\nloss_rise = inf", "gate.loss_rise in streamtrain.toml must be a number above 0, not inf"),
+    ("[gate]\ncalibration = '1'", "gate.calibration in streamtrain.toml must be a number above 0, not '1'"),
+    ("[publish]\nkeep = 0", "publish.keep in streamtrain.toml must be greater than or equal to 1, not 0"),
     ("[security]\ninsecure = 'true'", "security.insecure in streamtrain.toml must be true or false, not 'true'"),
     ("[security]\ntoken = ''", "security.token in streamtrain.toml must be non-empty text, not ***"),
     ("[ps", "streamtrain.toml is no TOML: "),
@@ -196,6 +214,10 @@ def test_secrets_do_not_show() -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings()
     assert SECRET not in f"{caught.value}{caught.value.__cause__}"
+
+
+def test_the_gate_is_as_open_as_it_says_where_nothing_is_set() -> None:
+    assert Gate(**dict(Settings().gate)) == Gate()
 
 
 def test_settings_are_frozen() -> None:
