@@ -1,0 +1,98 @@
+"""Commands that run a process of a cluster: `ps`, `worker` and `serve`."""
+
+import logging
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streamtrain.commands.options import Addresses, Config, Setting, Workers, read_settings
+from streamtrain.console import load_tensorflow, stopped_by_signals
+from streamtrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamtrain.config import Settings
+    from streamtrain.model.model import Model
+
+
+def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
+    index: Annotated[int | None, typer.Option(help="Which shard this is, from 0; default: as TF_CONFIG says.")] = None,
+    addresses: Addresses = None,
+    listen: Annotated[str | None, typer.Option(help="Address to listen at, if it is not the shard's own.")] = None,
+    workers: Workers = None,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Run a parameter server: one shard of the embedding tables and dense parameters.
+
+    It takes its model from the first worker, or from its newest checkpoint. Shard 0 has all shards take checkpoints.
+    """
+    from streamtrain.cluster.membership import Cluster
+    from streamtrain.cluster.process import PsProcess
+
+    settings = read_settings(config, setting, {"ps.addresses": addresses, "ps.listen": listen})
+    cluster = Cluster.of(settings.ps.addresses, os.environ.get("TF_CONFIG"))
+    if index is None:
+        if cluster.task is None or cluster.task.type != "ps":
+            raise ConfigError("--index is not given, and TF_CONFIG does not make this process a ps")
+        index = cluster.task.index
+    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    process = PsProcess(index, cluster.ps, settings, workers or cluster.workers or 1)
+    process.run(stopped_by_signals())
+
+
+def worker(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
+    model: Annotated[str | None, typer.Option(help="The model: path/to/file.py:name; default: setting model.")] = None,
+    addresses: Addresses = None,
+    topic: Annotated[str | None, typer.Option(help="What is learned; default: setting stream.topic.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Also serve this shard, in the same process.")] = None,
+    workers: Workers = None,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Run a worker: learn a topic, together with the other workers of its group.
+
+    SIGTERM and SIGINT end it once what is under way is learned. Nothing is lost if it is killed.
+    """
+    from streamtrain.cluster.membership import Cluster
+
+    settings = read_settings(config, setting, {"model": model, "ps.addresses": addresses, "stream.topic": topic})
+    cluster = Cluster.of(settings.ps.addresses, os.environ.get("TF_CONFIG"))
+    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    stopped = stopped_by_signals()
+    made = _load_model(settings)
+    from streamtrain.cluster.worker import WorkerProcess
+    from streamtrain.model.spec import Spec
+    from streamtrain.train.step import Step
+
+    count = workers or cluster.workers or 1
+    process = WorkerProcess(made, Step(made), Spec.of(made), cluster.ps, settings, shard=shard, workers=count)
+    process.run(stopped)
+
+
+def serve(
+    model: Annotated[str | None, typer.Option(help="The model: path/to/file.py:name; default: setting model.")] = None,
+    listen: Annotated[str | None, typer.Option(help="Address of the HTTP endpoint; default 127.0.0.1:8501.")] = None,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Serve predictions over HTTP: TensorFlow Serving's REST API, and the Open Inference Protocol.
+
+    From where parameter servers publish (publish.url), following what they learn; or from a checkpoint.
+    """
+    settings = read_settings(config, setting, {"model": model, "serve.listen": listen})
+    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    made = _load_model(settings)
+    from streamtrain.cluster.serving import serve_model
+
+    serve_model(made, settings)
+
+
+def _load_model(settings: "Settings") -> "Model":
+    from streamtrain.model.load import load_model, locate_model
+
+    if settings.model is None:
+        raise ConfigError("no model is named: give --model path/to/file.py:name, or set model")
+    locate_model(settings.model)
+    load_tensorflow(settings.worker.threads)
+    return load_model(settings.model)
