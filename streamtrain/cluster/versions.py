@@ -1,10 +1,76 @@
-"""Control of versions: which one all servers serve, as far as the gate lets it."""
+"""Versions from settings on: which one all servers serve, as far as the gate lets it; and those of checkpoints."""
 
-from streamtrain.errors import PublicationCorrupt
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from streamtrain.errors import ConfigError, PublicationCorrupt
+from streamtrain.model.spec import Spec
+from streamtrain.settings import PublishSettings
+from streamtrain.store.checkpoint_origin import CheckpointOrigin
 from streamtrain.store.gate import Gate
 from streamtrain.store.origin import Publication
+from streamtrain.store.redis_import import import_version
+from streamtrain.store.redis_model import RedisModel
 from streamtrain.store.redis_scripts import PROD
+from streamtrain.store.redis_server import RedisServer
 from streamtrain.store.redis_versions import RedisVersions
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def published_model(settings: PublishSettings) -> Iterator[RedisModel]:
+    """The model in Redis that settings name; its connections end with the block.
+
+    Raises:
+        ConfigError: they name none.
+    """
+    if settings.url is None:
+        raise ConfigError("publish.url is not set: give --set publish.url=redis://host:port")
+    server = RedisServer(settings.url, cluster=settings.cluster)
+    try:
+        yield RedisModel(server, settings.model)
+    finally:
+        server.close()
+
+
+def version_of_checkpoint(model: RedisModel, url: str, dtype: str, who: str, why: str = "") -> Publication:
+    """Writes the newest epoch that is not damaged as a new version, without any trainer; the head stays as it is.
+
+    Args:
+        model: of which it becomes a version.
+        url: the root of the epochs.
+        dtype: of rows as they are published.
+        who: makes it.
+        why: for the history.
+
+    Raises:
+        CheckpointError: the URL cannot be used.
+        PublicationCorrupt: there is no such epoch.
+        OriginUnavailable: the epochs cannot be reached, or Redis does not answer.
+        PublicationError: Redis refuses. In any case there is no new version.
+    """
+    origin = CheckpointOrigin(url, model.keys.model)
+    for publication in origin.newest_first():
+        try:
+            widths = widths_of(publication)
+            return import_version(model, origin, publication, widths, who=who, why=why, dtype=dtype)
+        except PublicationCorrupt as exc:
+            logger.warning("%s; the epoch before it is tried", exc)
+    raise PublicationCorrupt(f"there is no epoch at {origin.url} of which a version can be made")
+
+
+def widths_of(publication: Publication) -> dict[str, int]:
+    """Floats of a row, by table.
+
+    Raises:
+        PublicationCorrupt: it does not say what it is of.
+    """
+    try:
+        return {one["name"]: int(one["dim"]) for one in Spec.from_json(publication.spec).tables}
+    except ConfigError as exc:
+        raise PublicationCorrupt(f"publication {publication.number} of {publication.model}: {exc}") from exc
 
 
 class VersionControl:

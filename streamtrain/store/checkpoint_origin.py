@@ -31,6 +31,7 @@ class CheckpointOrigin:
 
     Attributes:
         name: as given.
+        url: for messages; without credentials.
 
     Raises:
         CheckpointError: fsspec does not know the protocol, or its package is not installed.
@@ -38,20 +39,24 @@ class CheckpointOrigin:
 
     def __init__(self, url: str | Path, name: str) -> None:
         self._epochs, self.name = Epochs(url), name
+        self.url = self._epochs.url
         self._known: dict[int, Publication] = {}
         self._lock = threading.Lock()
 
     def versions(self) -> list[Publication]:
         """See Origin. Without those that are damaged; to count the rows of deltas, they are read once."""
-        found: list[Publication] = []
-        for number in self._numbers():
+        return [*self.newest_first()][::-1]
+
+    def newest_first(self) -> Iterator[Publication]:
+        """The versions from the newest on, each read when it is asked for; without those that are damaged."""
+        for number in sorted(self._numbers(), reverse=True):
             try:
                 publication = self.find(number)
             except PublicationCorrupt as exc:
                 logger.warning("%s; epoch %d is left out", exc, number)
                 continue
-            found += [publication] if publication else []
-        return found
+            if publication:
+                yield publication
 
     def labels(self) -> dict[str, int]:
         """See Origin. There are none."""

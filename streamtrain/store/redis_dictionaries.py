@@ -118,18 +118,18 @@ class RedisDictionaries:
         if head is None:
             raise FullPublicationNeeded(f"there is no head of {self._model.name}: write a full publication")
         self._expect(number, head.publication.number)
-        encoded = list(_encoded(changes, head.layout))
+        written = list(encoded(changes, head.layout))
         part = Part(number, head.layout.dictionary, self._token(shard), 0, dict(rows))
-        part = self._log(part, encoded, weights)
+        part = self._log(part, written, weights)
         with self._lock:
-            self._pending[shard] = _Pending(part.token, head.id, encoded)
+            self._pending[shard] = _Pending(part.token, head.id, written)
         return part
 
     def _fill(self, changes: Iterable[RowChange], layout: Layout) -> None:
         renew = self._model.renewing(layout)
         renew()
         buckets = self._model.buckets(layout)
-        for change in _encoded(changes, layout):
+        for change in encoded(changes, layout):
             buckets.put(change, renew)
 
     def _token(self, shard: int) -> Token:
@@ -257,7 +257,12 @@ class RedisDictionaries:
             )
 
 
-def _encoded(changes: Iterable[RowChange], layout: Layout) -> Iterator[Encoded]:
+def encoded(changes: Iterable[RowChange], layout: Layout) -> Iterator[Encoded]:
+    """Changes as a dictionary keeps them.
+
+    Raises:
+        PublicationError: rows are not finite, or do not fit their table.
+    """
     for change in changes:
         try:
             rows = layout.codec(change.table).encode(change.rows)

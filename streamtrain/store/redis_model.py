@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,17 @@ class RedisModel:
         """A new dictionary of such a layout; it is kept for ten minutes, and as long as its lease is renewed."""
         number = int(self.run(BEGIN, layout.as_json(), round(_LEASE * 1000)))
         return layout.numbered(number)
+
+    @contextmanager
+    def building(self, layout: Layout) -> Iterator[Layout]:
+        """Begins a dictionary, which is deleted at the end of the block if no head or version has it by then."""
+        target = self.begin(layout)
+        try:
+            yield target
+        finally:
+            with suppress(PublicationError):  # what is left is deleted when its lease has run out
+                self.server.call("ZREM", self.keys.building, target.dictionary)
+                self.sweep()
 
     def renewing(self, layout: Layout) -> Callable[[], None]:
         """A function to be called often while a dictionary is being built: it renews the lease when that is due.

@@ -66,6 +66,7 @@ local function note(what, who, why, version, label, was, metrics)
 end
 """
 _READ = f"#!lua flags=no-writes\n{_NAMES}"
+_LOOK = f"#!lua flags=no-writes\n{_HELPERS}"
 _WRITE = f"#!lua\n{_HELPERS}"
 _SMALL = f"#!lua flags=allow-oom\n{_HELPERS}"  # small writes, and such that free memory, though memory is full
 
@@ -189,6 +190,11 @@ HOLD = f"""{_SMALL}
 if redis.call('HEXISTS', versions, ARGV[1]) == 0 then return 0 end
 redis.call('ZADD', holds, string.format('%.0f', now + ARGV[3]), ARGV[1] .. ':' .. ARGV[2])
 return 1
+"""
+
+# Answers "{version}:{server}" of every hold that has not run out.
+HOLDERS = f"""{_LOOK}
+return redis.call('ZRANGE', holds, string.format('%.0f', now), '+inf', 'BYSCORE')
 """
 
 # ARGV: version, who, why. Answers who uses it, if anybody does; then nothing has happened.

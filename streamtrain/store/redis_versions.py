@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +14,9 @@ from streamtrain.store.redis_buckets import Buckets, Sums
 from streamtrain.store.redis_history import Deed, deed_of
 from streamtrain.store.redis_layout import Layout
 from streamtrain.store.redis_model import Head, RedisModel
-from streamtrain.store.redis_scripts import ADD_VERSION, DELETE, HOLD, LABEL, PROD, ROLLBACK
+from streamtrain.store.redis_scripts import ADD_VERSION, DELETE, HOLD, HOLDERS, LABEL, PROD, ROLLBACK
 
 _TRIES = 3  # of reading the head, which may be replaced, or move on faster than it is read
-
-
-class _Copy(NamedTuple):
-    publication: Publication
-    layout: Layout
-    weights: Weights
 
 
 class RedisVersions:
@@ -83,16 +76,13 @@ class RedisVersions:
             head = self._model.head()
             if head is None:
                 raise PublicationError(f"there is no head of {self._model.name} of which to make a version")
-            target = self._model.begin(head.layout)
-            try:
+            with self._model.building(head.layout) as target:
                 found = self._copied(head, target)
                 if found is not None:
-                    return self._add(found, who, why, expected)
-            finally:
-                self._done(target)
+                    return self.add(*found, who=who, why=why, expected=expected)
         raise PublicationError(f"the head of {self._model.name} was replaced again and again: try later")
 
-    def _copied(self, head: Head, target: Layout) -> _Copy | None:
+    def _copied(self, head: Head, target: Layout) -> tuple[Publication, Layout, Weights] | None:
         """None if the head was replaced meanwhile."""
         renew = self._model.renewing(target)
         self._model.buckets(head.layout).copy(target, renew)
@@ -106,10 +96,32 @@ class RedisVersions:
                 buckets.put(change, renew)
             weights = step.weights
         assert weights is not None  # what is between two different entries ends with one
-        return _Copy(last.publication, target, weights)
+        return last.publication, target, weights
 
-    def _add(self, copy: _Copy, who: str, why: str, expected: Mapping[str, Any] | None) -> Publication:
-        publication, layout, weights = copy
+    def add(
+        self,
+        publication: Publication,
+        layout: Layout,
+        weights: Weights,
+        *,
+        who: str,
+        why: str = "",
+        expected: Mapping[str, NDArray[np.uint64]] | None = None,
+    ) -> Publication:
+        """Makes a dictionary that has been built a new version, which is returned with its number.
+
+        Args:
+            publication: what it is of.
+            layout: of the dictionary.
+            weights: that belong to it.
+            who: makes it.
+            why: for the history.
+            expected: as for `make`.
+
+        Raises:
+            PublicationCorrupt: the dictionary has not the rows that the publication says.
+            PublicationError: it has not these checksums, or is gone.
+        """
         keys, number = self._model.keys, layout.dictionary
         sums = self._checked(publication, self._model.buckets(layout), expected)
         fields = [part for table, one in sums.items() for part in _packed(table, one)]
@@ -121,7 +133,9 @@ class RedisVersions:
         manifest = json.dumps({"publication": publication.as_json(), "layout": json.loads(layout.as_json())})
         extra = (keys.weights(number), keys.sums(number))
         if not self._model.run(ADD_VERSION, number, version, manifest, who, why, keys=extra):
-            raise PublicationCorrupt(f"version {version} of {self._model.name} was lost before it was complete")
+            raise PublicationError(
+                f"version {version} of {self._model.name} was lost before it was complete: try again"
+            )
         return publication
 
     def _checked(
@@ -133,11 +147,6 @@ class RedisVersions:
             if expected is not None and sums.sums.sum(dtype=np.uint64) != np.sum(expected[table], dtype=np.uint64):
                 raise PublicationError(f"table {table} of {self._model.name} has not the checksum of its shards")
         return found
-
-    def _done(self, layout: Layout) -> None:
-        with suppress(PublicationError):  # what is left is deleted when its lease has run out
-            self._model.server.call("ZREM", self._model.keys.building, layout.dictionary)
-            self._model.sweep()
 
     def sums(self, layout: Layout) -> dict[str, Sums]:
         """By table the rows and checksums of a version's buckets.
@@ -230,6 +239,14 @@ class RedisVersions:
     def release(self, version: int, server: str) -> None:
         """Ends a hold."""
         self._model.server.call("ZREM", self._model.keys.holds, f"{version}:{server}")
+
+    def holders(self) -> dict[int, list[str]]:
+        """Servers that use a version now, by version."""
+        found: dict[int, list[str]] = {}
+        for one in self._model.run(HOLDERS):
+            version, _, server = one.decode().partition(":")
+            found.setdefault(int(version), []).append(server)
+        return found
 
     def delete(self, version: int, who: str, why: str = "") -> None:
         """Deletes a version; nothing happens if there is none.

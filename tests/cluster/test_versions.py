@@ -1,12 +1,20 @@
 """What is served by all: promoted as far as the gate lets it, and rolled back."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from streamtrain.cluster.versions import VersionControl
-from streamtrain.errors import PublicationCorrupt, PublicationError
+from streamtrain.cluster.versions import VersionControl, published_model, version_of_checkpoint
+from streamtrain.errors import CheckpointError, ConfigError, PublicationCorrupt, PublicationError
+from streamtrain.settings import PublishSettings
+from streamtrain.store.checkpoint import commit, write_part
+from streamtrain.store.epochs import Epochs
 from streamtrain.store.gate import Gate, GateClosed
+from streamtrain.store.rows import TablePart
+from tests.checkpoints import delete, rows_of, set_manifest
+from tests.ps.counting import DENSE, SPEC
 from tests.store.published import Published
 from tests.stream.redis_fixtures import redis_binary, redis_url
 
@@ -71,3 +79,34 @@ def test_what_is_not_there_is_not_promoted(published: Published, redis_url: str)
     with pytest.raises(PublicationCorrupt, match="there is no head of model"):
         control.promote(None, "ann", force=True)
     empty.close()
+
+
+def save(root: str, epoch: int, spec: str = SPEC.to_json()) -> None:
+    url = Epochs(root).directory(epoch)
+    arrays = {"dense": np.zeros(DENSE, np.float32), "statistics": np.zeros(2, np.float32)}
+    about = {"clock": {"0": epoch}, "watermark": 7.5}
+    part = write_part(url, 0, arrays, [TablePart("ids", 1, 0, [rows_of(5, 1, 0)])], about=about)
+    commit(url, {"run": "a run", "spec": spec, "aligned": True}, [part])
+
+
+def test_the_newest_epoch_that_is_not_damaged_becomes_a_version(redis_url: str, tmp_path: Path) -> None:
+    place = str(tmp_path)
+    for epoch in (3, 4, 5):
+        save(place, epoch)
+    set_manifest(f"{place}/epoch-000000005", rows={"ids": 7})
+    delete(place, "epoch-000000004/tables/ids/shard-0.parquet")
+    with published_model(PublishSettings(url=redis_url, model="saved")) as model:
+        version = version_of_checkpoint(model, place, "float16", "ann")
+        assert (version.number, version.version, version.dtype, version.rows) == (3, 1, "float16", {"ids": 5})
+        with pytest.raises(PublicationCorrupt, match=f"there is no epoch at {place}/none of which a version"):
+            version_of_checkpoint(model, f"{place}/none", "float32", "ann")
+        save(f"{place}/other", 1, spec="{}")
+        with pytest.raises(PublicationCorrupt, match="there is no epoch"):
+            version_of_checkpoint(model, f"{place}/other", "float32", "ann")
+        with pytest.raises(CheckpointError, match="xyz"):
+            version_of_checkpoint(model, "xyz://nowhere", "float32", "ann")
+
+
+def test_a_model_needs_a_place() -> None:
+    with pytest.raises(ConfigError, match=r"publish\.url is not set"), published_model(PublishSettings()):
+        pass

@@ -132,12 +132,16 @@ def test_what_is_in_use_is_not_deleted(published: Published, client: redis.Redis
     published.versions.set_label("prod", 1, "ann")
     published.versions.hold(2, "server-1", 60)
     published.versions.hold(3, "server-1", 0.001)
+    published.versions.hold(2, "server-2:8501", 60)
+    assert published.versions.holders()[2] == ["server-1", "server-2:8501"]
+    published.versions.release(2, "server-2:8501")
     for version, user in ((1, "the label prod"), (2, "the server server-1")):
         with pytest.raises(PublicationError, match=f"in use by {user}"):
             published.versions.delete(version, "ann")
     end = client.zscore(published.model.keys.holds, "3:server-1") or 0
     while client.time()[0] * 1000 + client.time()[1] // 1000 <= end:  # of a hold of a millisecond
         pass
+    assert published.versions.holders() == {2: ["server-1"]}
     assert published.versions.retain(2, "ann") == [3, 4]
     assert [one.version for one in published.origin.versions()] == [1, 2, 5, 6]
     for one in published.origin.versions():
