@@ -146,11 +146,13 @@ def graphs(workload: str) -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    graph = Graph(model(WORKLOADS[workload]))
-    tensors = graph.tensors(Weights(graph.initial_dense, graph.initial_statistics))
-    compiled = tf.function(graph._served_graph, jit_compile=True)
+    made = model(WORKLOADS[workload])
+    graph = Graph(made)
+    dense = made.dense.flatten([weight.numpy() for weight in made.keras.trainable_variables])
+    tensors = graph.tensors(Weights(dense, np.empty(0, np.float32)))
+    compiled = tf.function(graph.function, jit_compile=True)
     for size in (1, 512):
-        matrix = tf.random.normal([size, graph._columns.in_prediction])
+        matrix = tf.random.normal([size, graph.columns])
         calls = {"plain": lambda m=matrix: graph.call(tensors, m), "xla": lambda m=matrix: compiled(tensors, m)}
         took = {}
         for name, call in calls.items():

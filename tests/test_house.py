@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "ps": COMMON | {"model"},
     "store": COMMON,
     "train": COMMON | {"metrics", "model", "ps", "stream"},
-    "serve": COMMON | {"metrics", "model", "store", "train"},
+    "serve": COMMON | {"metrics", "model", "store"},
     "learned": COMMON | {"model", "ps", "store"},
     "learner": COMMON | {"learned", "model", "ps", "store", "train"},
     "replay": COMMON | {"model", "learner"},

@@ -13,6 +13,7 @@ from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
 from streamtrain.store.memory_origin import MemoryOrigin
 from streamtrain.store.origin import RowChange, Weights
+from streamtrain.train.step import Step
 from tests import models
 from tests.serve.published import KEYS, USERS, counted, origin_of, publish, rows, weights
 
@@ -141,5 +142,5 @@ def test_predicts_as_the_step_does(origin: MemoryOrigin, graph: Graph) -> None:
     samples: list[models.Sample] = [{"user": ["u1", "u2", "none"]}, {"user": []}]
     ((batch, _),) = SampleReader(MODEL, with_labels=False).batches(samples, 8)
     plan = MODEL.planner(1).plan(batch.keys, batch.starts, batch.offsets, batch.times)
-    of_step = graph.predict(np.array([0, 4], np.float32), plan, predictor.replica.read([plan]).rows[0], batch)
+    of_step = Step(MODEL).predict(np.array([0, 4], np.float32), plan, predictor.replica.read([plan]).rows[0], batch)
     assert of_step.tolist() == predictor.predict(samples).tolist() == [[4008], [4000]]
