@@ -7,7 +7,7 @@ numbered one after another, versions too, independently.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,4 +122,44 @@ class Origin(Protocol):
 
         Raises:
             PublicationCorrupt: steps in between have been dropped already; load the head anew.
+        """
+
+
+class Found(NamedTuple):
+    """What was looked up of the rows of a publication.
+
+    Attributes:
+        number: of the publication. What it changed itself may still be as of the one before.
+        tables: by name rows float32 [n, dim], zeros where there is none, and of which keys there is one, bool [n].
+    """
+
+    number: int
+    tables: dict[str, tuple[Floats, NDArray[np.bool_]]]
+
+
+class Lookup(Protocol):
+    """Some rows at a time: of a version, or of the head, whatever it is by then. Thread-safe."""
+
+    def look_up(self, keys: Mapping[str, NDArray[np.uint64]]) -> Found:
+        """The rows of keys uint64 [n] by table; in one round trip, however many they are.
+
+        Raises:
+            OriginUnavailable: the origin does not answer.
+            PublicationCorrupt: the version is deleted, or the head was replaced: load it anew.
+        """
+
+
+@runtime_checkable
+class LookupOrigin(Origin, Protocol):
+    """An origin whose rows can be looked up one by one."""
+
+    def open(self, publication: Publication) -> tuple[Step, Lookup]:
+        """A version, or the head as it is now, without its rows: for what is not to be loaded whole.
+
+        Returns:
+            The publication, its weights, and what it changed, as far as the lookup may not know that yet; and the
+            lookup.
+
+        Raises:
+            OriginUnavailable, PublicationCorrupt: as of every method of an origin.
         """

@@ -1,6 +1,6 @@
 """Buckets: the rows of a dictionary in the hashes of Redis."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -104,16 +104,27 @@ class Buckets:
         found = np.frombuffer(keys, "<u8").astype(np.uint64, copy=False)
         return found, np.frombuffer(rows, np.uint8).reshape(-1, width), np.repeat(buckets, counts)
 
-    def look_up(self, table: str, keys: NDArray[np.uint64]) -> tuple[Bytes, NDArray[np.bool_]]:
-        """Rows uint8 [n, width] of keys uint64 [n], zeros where there is none, and where there is one, bool [n]."""
-        width = self.layout.codec(table).width
-        names = self._keys.rows(table, self.layout.dictionary)
-        rows, found = np.zeros((len(keys), width), np.uint8), np.zeros(len(keys), np.bool_)
-        for lane, at in self._lanes(self.layout.buckets(table, keys)):
-            group = grouped(self.layout.buckets(table, keys[at]))
-            for batch, replies in lane.run(on_fields(b"HMGET", names, group, keys[at])):
-                self._fill(table, rows, found, at[batch.order], list(chain.from_iterable(replies)))
-        return rows, found
+    def look_up(self, keys: Mapping[str, NDArray[np.uint64]]) -> dict[str, tuple[Bytes, NDArray[np.bool_]]]:
+        """By table rows uint8 [n, width] of keys uint64 [n], zeros where there is none, and where there is one.
+
+        All tables are asked for at once.
+        """
+        widths = {table: self.layout.codec(table).width for table in keys}
+        found = {
+            table: (np.zeros((len(of), widths[table]), np.uint8), np.zeros(len(of), np.bool_))
+            for table, of in keys.items()
+        }
+        buckets = {table: self.layout.buckets(table, of) for table, of in keys.items()}
+        ends = np.cumsum([0, *map(len, keys.values())])
+        for lane, at in self._lanes(np.concatenate([np.empty(0, np.int64), *buckets.values()])):
+            asked: list[tuple[str, NDArray[np.int64], Batch]] = []
+            for table, start, end in zip(keys, ends, ends[1:], strict=False):
+                mine = at[(at >= start) & (at < end)] - start
+                names, of = self._keys.rows(table, self.layout.dictionary), keys[table][mine]
+                asked += [(table, mine, one) for one in on_fields(b"HMGET", names, grouped(buckets[table][mine]), of)]
+            for (table, mine, batch), (_, replies) in zip(asked, lane.run(one for *_, one in asked), strict=True):
+                self._fill(table, *found[table], mine[batch.order], list(chain.from_iterable(replies)))
+        return found
 
     def _fill(
         self, table: str, rows: Bytes, found: NDArray[np.bool_], at: NDArray[np.int64], values: list[bytes | None]

@@ -2,16 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import PublicationCorrupt
-from streamtrain.store.origin import Floats, Publication, RowChange, Step, Weights
+from streamtrain.store.origin import Publication, RowChange, Step, Weights
 from streamtrain.store.redis_buckets import Sums, add_sums
 from streamtrain.store.redis_layout import Layout
 from streamtrain.store.redis_log import Collector, Committed, decoded
+from streamtrain.store.redis_lookup import RedisLookup
 from streamtrain.store.redis_model import Head, RedisModel
 from streamtrain.store.redis_versions import RedisVersions, check_rows
 
@@ -58,10 +58,7 @@ class RedisOrigin:
         return self._load_head(head, take)
 
     def _load_version(self, publication: Publication, take: Callable[[RowChange], object]) -> Weights:
-        found = self._versions.find(publication.version or 0)
-        if found is None:
-            raise PublicationCorrupt(f"version {publication.version} of {self._model.name} is deleted")
-        layout = found[1]
+        layout = self._layout(publication.version or 0)
         expected = self._versions.sums(layout)
         weights = self._versions.weights(layout)
         buckets = self._model.buckets(layout)
@@ -128,31 +125,24 @@ class RedisOrigin:
             raise PublicationCorrupt(f"publication {found.publication.number} of {self._model.name} is a full one")
         return Step(found.publication, found.weights, [decoded(change, found.layout) for change in found.changes])
 
-    def look_up(
-        self, publication: Publication, table: str, keys: NDArray[np.uint64]
-    ) -> tuple[Floats, NDArray[np.bool_]]:
-        """Rows of some keys. Of the head they are of this publication or of one near it.
+    def open(self, publication: Publication) -> tuple[Step, RedisLookup]:
+        """See LookupOrigin."""
+        if publication.version is not None:
+            layout = self._layout(publication.version)
+            step = Step(publication, self._versions.weights(layout), [])
+            return step, RedisLookup(self._model, publication, layout)
+        head = self._model.head()
+        if head is None:
+            raise PublicationCorrupt(f"the head of {self._model.name} is gone")
+        (last,) = self._model.log.between(head.before, head.id)
+        changes = [] if last.is_full else [decoded(change, last.layout) for change in last.changes]
+        return Step(last.publication, last.weights, changes), RedisLookup(self._model, last.publication, head.layout)
 
-        Args:
-            publication: a version, or the head.
-            table: name of the table.
-            keys: uint64 [n].
-
-        Returns:
-            Rows float32 [n, dim], zeros where there is none, and whether there is one, bool [n].
-
-        Raises:
-            PublicationCorrupt: it is gone, or holds what are no rows.
-        """
-        layout = self._layout(publication)
-        rows, found = self._model.buckets(layout).look_up(table, keys)
-        return layout.codec(table).decode(rows), found
-
-    def _layout(self, publication: Publication) -> Layout:
-        place: Any = self._versions.find(publication.version) if publication.version is not None else self._model.head()
-        if place is None:
-            raise PublicationCorrupt(f"publication {publication.number} of {self._model.name} is gone")
-        return place.layout if isinstance(place, Head) else place[1]
+    def _layout(self, version: int) -> Layout:
+        found = self._versions.find(version)
+        if found is None:
+            raise PublicationCorrupt(f"version {version} of {self._model.name} is deleted")
+        return found[1]
 
 
 class _Count:

@@ -115,6 +115,12 @@ class Published:
         given |= {"dtype": self.dtype, "rows": rows} | about
         return Publication(number, None, self.model.keys.model, "run", "{}", **given)
 
+    def looked_up(
+        self, publication: Publication, table: str, keys: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Rows of a table, and which there are."""
+        return self.origin.open(publication)[1].look_up({table: keys}).tables[table]
+
     def close(self) -> None:
         """Ends connections."""
         self.server.close()

@@ -32,7 +32,7 @@ def everything(published: Published) -> None:
     published.publish(3)
     assert loaded(published, version) == (version, published.by_number[2])
     keys = published.keys("item", 500)
-    rows, found = published.origin.look_up(version, "item", keys)
+    rows, found = published.looked_up(version, "item", keys)
     expected = published.by_number[2]["item"]
     assert found.tolist() == [key in expected for key in keys.tolist()]
     assert rows[found].tolist() == [list(expected[key]) for key in keys[found].tolist()]

@@ -204,6 +204,7 @@ def test_a_full_publication_that_was_forgotten_is_not_committed(own: Valkey) -> 
 def test_a_server_that_is_away(own: Valkey) -> None:
     published = Published(own.url)
     publication = published.full(1)
+    _, lookup = published.origin.open(publication)
     own.kill()
     for call in (
         lambda: published.publish(2),
@@ -213,7 +214,8 @@ def test_a_server_that_is_away(own: Valkey) -> None:
         published.origin.versions,
         lambda: published.origin.load(publication, Taken()),
         lambda: list(published.origin.follow(publication, 1)),
-        lambda: published.origin.look_up(publication, "item", published.keys("item", 3)),
+        lambda: published.origin.open(publication),
+        lambda: lookup.look_up({"item": published.keys("item", 3)}),
     ):
         with pytest.raises(OriginUnavailable, match=r"Redis at 127.0.0.1:\d+ does not answer"):
             call()

@@ -171,11 +171,11 @@ def test_rows_are_looked_up(published: Published) -> None:
     published.publish(3)
     keys = np.concatenate([published.keys("item", 2000), np.arange(50, dtype=np.uint64)])
     for publication, number in ((version, 2), (head, 3)):
-        rows, found = published.origin.look_up(publication, "item", keys)
+        rows, found = published.looked_up(publication, "item", keys)
         expected = published.by_number[number]["item"]
         assert found.tolist() == [key in expected for key in keys.tolist()]
         assert rows.tolist() == [list(expected.get(key, [0.0] * 4)) for key in keys.tolist()]
-    rows, found = published.origin.look_up(head, "item", keys[:0])
+    rows, found = published.looked_up(head, "item", keys[:0])
     assert (rows.shape, found.shape) == ((0, 4), (0,))
     with pytest.raises(PublicationError, match="no table 'none', only item, user"):
-        published.origin.look_up(head, "none", keys)
+        published.looked_up(head, "none", keys)
