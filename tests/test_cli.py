@@ -83,7 +83,7 @@ def test_what_is_wrong_is_one_line(model: str, args: list[str], message: str) ->
 
 
 def test_demo_ends_by_itself_with_its_figures() -> None:
-    done = run("demo", "--for", "1")
+    done = run("demo", "--for", "20")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert set(figures) == {"samples", "samples_per_s", "auc", "freshness_ms_p99", "version"}
