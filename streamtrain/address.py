@@ -1,7 +1,10 @@
 """Addresses of processes as people write them."""
 
 import ipaddress
+import random
 import re
+import socket
+from contextlib import suppress
 from dataclasses import dataclass
 
 from streamtrain.errors import ConfigError
@@ -94,3 +97,31 @@ def _is_name_or_ipv4(host: str) -> bool:
             return False
         return True
     return _NAME.fullmatch(host) is not None
+
+
+def free_port(wanted: int | None = None) -> int:
+    """A port of 127.0.0.1 that nobody has at the moment: the wanted one, or any other.
+
+    Others are below those that the system gives to clients: one that knocks at a closed port of those may reach itself.
+    """
+    while True:
+        port, wanted = wanted or random.randint(20000, 32000), None
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def check_free(host: str, port: int, whose: str) -> None:
+    """Whether a port can be listened at.
+
+    Raises:
+        ConfigError: it cannot; names the port and `whose` it was to be.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            raise ConfigError(f"port {port} of {host} cannot be had for {whose}, choose another: {exc}") from exc

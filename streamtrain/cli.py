@@ -8,6 +8,7 @@ import typer
 from streamtrain.commands.learning import demo, learn
 from streamtrain.commands.processes import ps, serve, worker
 from streamtrain.commands.producing import produce
+from streamtrain.commands.whole import up
 from streamtrain.errors import ConfigError, StreamtrainError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -17,6 +18,7 @@ EXIT_FAILED = 1
 
 _COMMANDS = {
     "In one process": (demo, learn),
+    "The whole service": (up,),
     "Of a cluster": (ps, worker, serve, produce),
 }
 

@@ -213,6 +213,20 @@ class ServeSettings(_Group):
     max_queue: Annotated[Count, Field(ge=1)] = 8192
 
 
+class UpSettings(_Group):
+    """What `streamtrain up` starts on one machine.
+
+    Attributes:
+        ps: shards, where `ps.addresses` names none.
+        workers: workers.
+        data: folder of embedded servers and, unless `checkpoint.url` is set, of checkpoints.
+    """
+
+    ps: Annotated[Count, Field(ge=1, le=256)] = 2
+    workers: Annotated[Count, Field(ge=1, le=256)] = 2
+    data: Text = ".streamtrain"
+
+
 class SecuritySettings(_Group):
     """What the processes trust; `streamtrain.ps.security.Security` says what each does.
 
@@ -252,6 +266,7 @@ class Settings(_Group):
         gate: what a publication must fulfil.
         serve: how predictions are served.
         security: of the wire.
+        up: what one machine runs.
     """
 
     model: Text | None = None
@@ -264,6 +279,7 @@ class Settings(_Group):
     gate: GateSettings = GateSettings()
     serve: ServeSettings = ServeSettings()
     security: SecuritySettings = SecuritySettings()
+    up: UpSettings = UpSettings()
 
 
 GROUPS = frozenset(name for name, field in Settings.model_fields.items() if isinstance(field.default, _Group))

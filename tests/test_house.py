@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "console": COMMON,
     "commands": COMMON
-    | {"console", "cluster", "config", "model", "learner", "replay", "demo", "store", "stream", "train"},
+    | {"console", "cluster", "config", "model", "learner", "replay", "demo", "embedded", "store", "stream", "train"},
     "cli": COMMON | {"commands"},
 }
 MODEL_FILES = {PACKAGE / "demo" / "flights.py"}

@@ -6,9 +6,7 @@
 import argparse
 import atexit
 import logging
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from types import TracebackType
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from streamtrain.address import check_free, free_port
 from streamtrain.embedded.jars import CACHE, VERSION, find_java, last_lines, resolve
 from streamtrain.errors import ConfigError, SourceUnavailable
 
@@ -73,7 +72,7 @@ class Broker:
             self._temporary = tempfile.TemporaryDirectory(prefix="streamtrain-kafka-")
             data = Path(self._temporary.name)
         self._data = data
-        self._ports = [port or _free_port(), _free_port(), _free_port()]
+        self._ports = [port or free_port(), free_port(), free_port()]
         self._users = users
         self._properties = properties
         self._process: subprocess.Popen[bytes] | None = None
@@ -102,7 +101,7 @@ class Broker:
             ConfigError: its port is taken, or its folder cannot be written.
             SourceUnavailable: it does not answer, or has ended; the message has the end of its log.
         """
-        _check_free(self._ports[0])
+        check_free("127.0.0.1", self._ports[0], "Kafka")  # whoever has it might answer in the broker's place
         deadline = time.monotonic() + seconds
         topics, settings = self._data / "topics", self._data / "server.properties"
         try:
@@ -231,24 +230,6 @@ class Broker:
         self.stop()
         if self._temporary:
             self._temporary.cleanup()
-
-
-def _check_free(port: int) -> None:
-    """Asked first: whoever has the port might answer in the broker's place."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as exc:
-            raise ConfigError(f"port {port} of 127.0.0.1 cannot be had for Kafka, choose another: {exc}") from exc
-
-
-def _free_port() -> int:
-    """Below those that the system gives to clients: one that knocks at a closed port of those may reach itself."""
-    while True:
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", random.randint(20000, 32000)))
-            return int(probe.getsockname()[1])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

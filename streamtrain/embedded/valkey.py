@@ -1,10 +1,13 @@
-"""Valkey: a server of the Redis protocol as a process of ours, for tests, demos and machines without any."""
+"""Valkey: a server of the Redis protocol as a process of ours, for tests, demos and machines without any.
 
+`python -m streamtrain.embedded.valkey` runs one at localhost:6379 until Ctrl-C.
+"""
+
+import argparse
 import atexit
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +23,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from streamtrain.errors import SourceUnavailable
+from streamtrain.address import check_free, free_port
+from streamtrain.errors import ConfigError, SourceUnavailable
 
 _HOST = "127.0.0.1"
 _TRIES = 3  # of free ports: another process may take one between our choosing it and the server's binding it
@@ -115,7 +119,7 @@ class Valkey:
         self.folder.mkdir(parents=True, exist_ok=True)
         atexit.register(self.stop)
         for left in reversed(range(_TRIES if self._any_port else 1)):
-            self.port = self.port or _free_port()
+            self.port = self.port or free_port()
             self._process = self._launch()
             if self._answers(self._process):
                 self._any_port = False
@@ -188,6 +192,10 @@ class Valkey:
         self.kill()
         self.start()
 
+    def wait(self) -> int:
+        """Waits until it ends; its exit code."""
+        return self._process.wait() if self._process else 0
+
     def pause(self) -> None:
         """Stops it from answering; connections stay open."""
         self._signal(signal.SIGSTOP)
@@ -234,13 +242,28 @@ def _exits(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((_HOST, 0))
-        return int(one.getsockname()[1])
-
-
 def _quoted(text: str) -> str:
     r"""As the server's configuration wants it: \ and " escaped."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a server in the foreground until Ctrl-C or SIGTERM."""
+    parser = argparse.ArgumentParser(description="Runs Valkey on this machine until Ctrl-C.")
+    parser.add_argument("--port", type=int, default=6379, help="of 127.0.0.1 (default %(default)s)")
+    parser.add_argument("--data", type=Path, required=True, help="folder of its data, of which a crash loses a second")
+    given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        check_free(_HOST, given.port, "Valkey")
+        lasting = ["appendfsync everysec"]
+        with suppress(KeyboardInterrupt), Valkey(given.data, port=given.port, appendonly=True, config=lasting) as one:
+            print(f"Valkey serves at {one.url}; data and log are in {one.folder}; Ctrl-C ends it", flush=True)
+            sys.exit(f"Valkey has ended with exit code {one.wait()}; see {one.log}")
+    except (ConfigError, SourceUnavailable) as exc:
+        sys.exit(str(exc))
+
+
+if __name__ == "__main__":
+    main()

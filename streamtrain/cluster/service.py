@@ -1,0 +1,139 @@
+"""The whole service on one machine: what its settings leave open, and the programs that make it up."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from streamtrain.address import check_free, free_port, parse_address
+from streamtrain.cluster.streams import open_stream
+from streamtrain.cluster.supervisor import Program
+from streamtrain.errors import ConfigError, OriginUnavailable, SourceUnavailable, TopicMissing
+from streamtrain.settings import Settings
+from streamtrain.store.redis_server import RedisServer
+
+# Stages: whatever is needed by others starts before them and ends after them.
+_SERVERS, _SERVING, _SHARDS, _WORKERS = range(4)
+
+_MEGABYTES = {"tensorflow": 600, "ps": 150, "kafka": 600, "valkey": 100}
+"""What a process needs at least, beside rows."""
+
+KAFKA, VALKEY = "kafka", "valkey"
+
+
+def completed(settings: Settings, *, kafka: bool) -> dict[str, str]:
+    """What the settings leave open, for one machine: embedded servers, free ports, a folder for checkpoints.
+
+    Args:
+        settings: as they were given.
+        kafka: whether Apache Kafka can be run here; else an embedded stream is one of Valkey.
+
+    Returns:
+        Values by dotted key.
+    """
+    given: dict[str, str] = {}
+    valkey = f"redis://127.0.0.1:{free_port(6379)}/0"
+    if "url" not in settings.stream.model_fields_set:
+        given["stream.url"] = f"kafka://127.0.0.1:{free_port(9092)}" if kafka else valkey
+    if "create" not in settings.stream.model_fields_set:
+        given["stream.create"] = str(2 * settings.up.workers)
+    if settings.publish.url is None:
+        given["publish.url"] = valkey
+    if not settings.ps.addresses:
+        given["ps.addresses"] = ",".join(f"127.0.0.1:{free_port()}" for _ in range(settings.up.ps))
+    if settings.checkpoint.url is None:
+        given["checkpoint.url"] = str(Path(settings.up.data, "checkpoints").resolve())
+    return given
+
+
+def programs(
+    settings: Settings, given: Mapping[str, str], options: Sequence[str], environment: Mapping[str, str]
+) -> list[Program]:
+    """All processes of the service.
+
+    Args:
+        settings: with what was completed.
+        given: what was completed; processes find it in their environment.
+        options: of every command: where the settings are.
+        environment: of this process.
+    """
+    inherited = dict(environment) | {f"STREAMTRAIN_{key.upper().replace('.', '__')}": of for key, of in given.items()}
+    inherited["PYTHONUNBUFFERED"] = "1"
+
+    def program(name: str, stage: int, *command: str, drain: float = 45.0) -> Program:
+        return Program(name, [sys.executable, "-m", *command], inherited, stage, drain)
+
+    found = []
+    for server, port in _embedded(given).items():
+        data = str(Path(settings.up.data, server).resolve())
+        found.append(program(server, _SERVERS, f"streamtrain.embedded.{server}", "--port", str(port), "--data", data))
+    found.append(program("serve", _SERVING, "streamtrain", "serve", *options))
+    for index in range(len(settings.ps.addresses)):
+        found.append(program(f"ps{index}", _SHARDS, "streamtrain", "ps", "--index", str(index), *options))
+    count = ("--workers", str(settings.up.workers))
+    for index in range(settings.up.workers):
+        command = ("streamtrain", "worker", *count, *options)
+        found.append(program(f"worker{index}", _WORKERS, *command, drain=settings.worker.drain + 15))
+    return found
+
+
+def _embedded(given: Mapping[str, str]) -> dict[str, int]:
+    """Ports of the servers that were completed, by kind."""
+    urls = [given[key] for key in ("stream.url", "publish.url") if key in given]
+    kinds = {KAFKA if url.startswith("kafka:") else VALKEY: url for url in urls}
+    return {kind: int(url.rpartition(":")[2].partition("/")[0]) for kind, url in kinds.items()}
+
+
+def check(settings: Settings, given: Mapping[str, str]) -> None:
+    """Whether the service can be started here.
+
+    Raises:
+        ConfigError: the topic is not named, a port is taken, a server that was given does not answer, or there is too
+            little memory.
+    """
+    if settings.stream.topic is None:
+        raise ConfigError("stream.topic is not set: name it there, or with --topic")
+    for address, whose in [
+        (settings.serve.listen, "serve.listen"),
+        *((one, "ps.addresses") for one in _local(settings)),
+    ]:
+        place = parse_address(address, whose, any_port=True)
+        if place.port:
+            check_free(place.host, place.port, whose)
+    _check_memory(settings, given)
+    if "stream.url" not in given:
+        try:
+            open_stream(settings.stream).bounds()
+        except TopicMissing:
+            pass  # workers make it
+        except SourceUnavailable as exc:
+            raise ConfigError(f"stream.url: {exc}") from exc
+    if "publish.url" not in given and settings.publish.url:
+        server = RedisServer(settings.publish.url, cluster=settings.publish.cluster)
+        try:
+            server.call("EXISTS", "streamtrain")
+        except OriginUnavailable as exc:
+            raise ConfigError(f"publish.url: {exc}") from exc
+        finally:
+            server.close()
+
+
+def _local(settings: Settings) -> list[str]:
+    return [one for one in settings.ps.addresses if parse_address(one, "ps.addresses").port]
+
+
+def _check_memory(settings: Settings, given: Mapping[str, str]) -> None:
+    counts = {"tensorflow": settings.up.workers + 1, "ps": len(settings.ps.addresses)}
+    counts |= dict.fromkeys(_embedded(given), 1)
+    needed = sum(_MEGABYTES[kind] * count for kind, count in counts.items())
+    free = _free_megabytes()
+    if free < needed:
+        raise ConfigError(
+            f"{free:,} MB of memory are free, but {settings.up.workers} workers, {len(settings.ps.addresses)} shards "
+            f"and what else runs need {needed:,} MB: set up.workers or up.ps lower"
+        )
+
+
+def _free_megabytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    found = next(line for line in lines if line.startswith("MemAvailable:"))
+    return int(found.split()[1]) // 1024

@@ -1,0 +1,100 @@
+"""The command that runs the whole service on one machine: `up`."""
+
+import os
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from streamtrain.commands.options import Config, Setting, read_settings
+from streamtrain.console import stopped_by_signals
+from streamtrain.errors import ConfigError
+
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_ASK_SECONDS = 0.5
+
+
+def up(
+    model: Annotated[str | None, typer.Option(help="The model: path/to/file.py:name; default: setting model.")] = None,
+    topic: Annotated[str | None, typer.Option(help="What is learned; default: setting stream.topic.")] = None,
+    listen: Annotated[str | None, typer.Option(help="Address of the HTTP endpoint; default 127.0.0.1:8501.")] = None,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Run the whole service on this machine: shards, workers, serving, and Kafka and Redis unless they are given.
+
+    What ends is started again. Ctrl-C lets workers finish what is under way, then ends all.
+    """
+    from streamtrain.cluster.service import check, completed, programs
+    from streamtrain.cluster.supervisor import Supervisor
+    from streamtrain.model.load import locate_model
+
+    overrides: dict[str, object] = {"model": model, "stream.topic": topic, "serve.listen": listen}
+    settings = read_settings(config, setting, overrides)
+    if settings.model is None:
+        raise ConfigError("no model is named: give --model path/to/file.py:name, or set model")
+    locate_model(settings.model)
+    given = completed(settings, kafka=_has_kafka())
+    settings = read_settings(config, setting, overrides | given)
+    check(settings, given)
+
+    said = {key: str(value) for key, value in overrides.items() if value is not None} | given
+    stopped = stopped_by_signals()
+    log = Log(Console(highlight=False, soft_wrap=True))
+    supervisor = Supervisor(programs(settings, said, _options(config, setting), os.environ), log.write)
+    log.write("up", f"stream {settings.stream.url}, publishing to {settings.publish.url}, data in {settings.up.data}")
+    supervisor.start()
+    threading.Thread(target=_tell_when_ready, args=(settings.serve.listen, log, stopped), daemon=True).start()
+    try:
+        supervisor.wait(stopped)
+        log.write("up", "ends all, workers first")
+    finally:
+        supervisor.stop()
+
+
+def _has_kafka() -> bool:
+    """Whether Apache Kafka has been got for this machine already, and runs here."""
+    from streamtrain.embedded.jars import CACHE, find_java
+
+    try:
+        find_java()
+    except ConfigError:
+        return False
+    return CACHE.is_dir()
+
+
+def _options(config: Path | None, setting: list[str] | None) -> list[str]:
+    return [*(["--config", str(config)] if config else []), *(part for one in setting or [] for part in ("--set", one))]
+
+
+def _tell_when_ready(listen: str, log: "Log", stopped: threading.Event) -> None:
+    url = f"http://{listen}"
+    while not stopped.wait(_ASK_SECONDS):
+        try:
+            with urllib.request.urlopen(f"{url}/healthz/ready", timeout=5):
+                log.write("up", f"predictions are served at {url}; {url}/docs has the page of the API")
+                return
+        except urllib.error.HTTPError as exc:
+            exc.close()  # 503: nothing has been published yet
+        except OSError:
+            continue  # nobody listens yet
+
+
+class Log:
+    """One log of all processes, each line behind the name of its process. Thread-safe."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._colours: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def write(self, name: str, line: str) -> None:
+        """Writes a line of a process."""
+        with self._lock:
+            colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+            self._console.print(Text.assemble((f"{name:<9}", colour), " ", line))
