@@ -8,6 +8,7 @@ import typer
 from streamtrain.commands.learning import demo, learn
 from streamtrain.commands.processes import ps, serve, worker
 from streamtrain.commands.producing import produce
+from streamtrain.commands.versions import promote, rollback, versions
 from streamtrain.commands.whole import up
 from streamtrain.errors import ConfigError, StreamtrainError
 
@@ -20,6 +21,7 @@ _COMMANDS = {
     "In one process": (demo, learn),
     "The whole service": (up,),
     "Of a cluster": (ps, worker, serve, produce),
+    "Versions": (versions, promote, rollback),
 }
 
 

@@ -8,7 +8,7 @@ from streamtrain.errors import ConfigError, PublicationCorrupt
 from streamtrain.model.spec import Spec
 from streamtrain.settings import PublishSettings
 from streamtrain.store.checkpoint_origin import CheckpointOrigin
-from streamtrain.store.gate import Gate
+from streamtrain.store.gate import Figures, Gate
 from streamtrain.store.origin import Publication
 from streamtrain.store.redis_import import import_version
 from streamtrain.store.redis_model import RedisModel
@@ -101,9 +101,7 @@ class VersionControl:
             PublicationCorrupt: there is no such version, or no head.
             PublicationError: Redis refuses; OriginUnavailable: it does not answer.
         """
-        publication = self._found(version)
-        served = self.served()
-        figures = (publication.metrics, served.metrics if served else None)
+        figures = (self._found(version).metrics, self._good())
         if not force:
             self._gate.check("the head" if version is None else f"version {version}", *figures)
         elif faults := self._gate.faults(*figures):
@@ -122,10 +120,23 @@ class VersionControl:
         """
         return self._versions.rollback(who, why)
 
+    def label(self) -> int | None:
+        """The version that is labelled to be served; None: the head is, if there is one."""
+        return self._versions.labels().get(PROD)
+
     def served(self) -> Publication | None:
         """What is served: the version that is labelled so, else the head, if there is one."""
-        version = self._versions.labels().get(PROD)
+        version = self.label()
         return self._versions.head() if version is None else self._found(version)
+
+    def _good(self) -> Figures | None:
+        """Of what is served, unless that is damaged: then there must be a way out."""
+        try:
+            served = self.served()
+        except PublicationCorrupt as exc:
+            logger.warning("%s; nothing is compared with it", exc)
+            return None
+        return served.metrics if served else None
 
     def _found(self, version: int | None) -> Publication:
         if version is None:

@@ -1,6 +1,9 @@
 """What several commands take, and what becomes of it: options, and settings with the environment."""
 
+import getpass
 import os
+import re
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +22,37 @@ Addresses = Annotated[
     str | None, typer.Option("--ps", help="Addresses of all shards, in order of their index: host:port,…")
 ]
 Workers = Annotated[int | None, typer.Option(help="Workers that bulk consistency waits for in the beginning.")]
+
+Json = Annotated[bool, typer.Option("--json", help="Print a line of JSON, for scripts.")]
+Who = Annotated[str | None, typer.Option(help="Who does it, for the history; default: user@host.")]
+Why = Annotated[str, typer.Option(help="Why, for the history.")]
+VersionOrHead = Annotated[str, typer.Argument(metavar="VERSION|head", help="A version's number, or head.")]
+
+_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+
+
+def version_of(text: str) -> int | None:
+    """The version that is named; None: the head.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if text == "head":
+        return None
+    if not _VERSION.fullmatch(text):
+        raise ConfigError(f"VERSION is a number from 1, or head, not {text!r}")
+    return int(text)
+
+
+def who_of(given: str | None) -> str:
+    """Who does what is asked for, as given, or else who runs the command."""
+    if given is not None:
+        return given
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def read_settings(config: Path | None, setting: list[str] | None, overrides: dict[str, object]) -> "Settings":

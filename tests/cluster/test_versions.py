@@ -66,6 +66,16 @@ def test_force_is_told_in_the_history(published: Published) -> None:
         control.rollback("ann")
 
 
+def test_what_is_served_may_be_damaged(published: Published, caplog: pytest.LogCaptureFixture) -> None:
+    control = VersionControl(published.versions, Gate(auc_drop=0.06))
+    control.promote(1, "ann")
+    published.server.call("HSET", published.model.keys.versions, 1, "1 {}")
+    assert control.promote(2, "ann") == 2
+    assert "a version of model" in caplog.text
+    assert "is damaged: 'publication'; nothing is compared with it" in caplog.text
+    assert control.label() == 2
+
+
 def test_what_is_not_there_is_not_promoted(published: Published, redis_url: str) -> None:
     control = VersionControl(published.versions, Gate())
     published.versions.delete(2, "ann")
