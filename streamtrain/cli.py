@@ -5,6 +5,7 @@ import sys
 
 import typer
 
+from streamtrain.commands.exporting import export
 from streamtrain.commands.learning import demo, learn
 from streamtrain.commands.processes import ps, serve, worker
 from streamtrain.commands.producing import produce
@@ -21,7 +22,7 @@ _COMMANDS = {
     "In one process": (demo, learn),
     "The whole service": (up,),
     "Of a cluster": (ps, worker, serve, produce),
-    "Versions": (versions, promote, rollback),
+    "Versions": (versions, promote, rollback, export),
 }
 
 

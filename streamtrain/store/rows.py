@@ -76,6 +76,17 @@ def write_keys(output: Output, keys: Iterable[NDArray[np.uint64]]) -> int:
     return _write(output, _KEYS, (pa.table([pa.array(part)], schema=_KEYS) for part in keys))
 
 
+def write_embeddings(output: Output, dim: int, parts: Iterable[tuple[NDArray[np.uint64], NDArray[np.float32]]]) -> int:
+    """Writes keys uint64 [n] with their rows float32 [n, dim] only, in parts, and returns how many they were."""
+    schema = pa.schema([_schema(dim, 0).field(name) for name in ("key", "embedding")])
+
+    def table(keys: NDArray[np.uint64], rows: NDArray[np.float32]) -> pa.Table:
+        with output.writing():
+            return pa.table([pa.array(keys), _lists(rows, schema.field("embedding").type)], schema=schema)
+
+    return _write(output, schema, (table(*part) for part in parts))
+
+
 def read_rows(directory: Directory, name: str) -> Iterator[RowPart]:
     """Reads rows in parts of at most 65536.
 
