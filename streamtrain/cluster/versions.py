@@ -40,7 +40,7 @@ def version_of_checkpoint(model: RedisModel, url: str, dtype: str, who: str, why
 
     Args:
         model: of which it becomes a version.
-        url: the root of the epochs.
+        url: the root of the epochs, or one checkpoint.
         dtype: of rows as they are published.
         who: makes it.
         why: for the history.

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, OriginUnavailable, PublicationCorrupt
-from streamtrain.store.checkpoint import CheckpointReader
-from streamtrain.store.epochs import Chain, Epochs
+from streamtrain.store.epochs import Chain, Epochs, epoch_of, open_chain
+from streamtrain.store.files import Directory
+from streamtrain.store.manifest import MANIFEST
 from streamtrain.store.origin import Floats, Publication, RowChange, Step, Weights
 from streamtrain.store.rows import Tombstones
 
@@ -26,7 +27,8 @@ class CheckpointOrigin:
     epoch whose shards were cut at different ones is the least by partition.
 
     Args:
-        url: the root of the epochs: a local path or any URL of fsspec.
+        url: the root of the epochs: a local path or any URL of fsspec. Or one checkpoint, such as a learner saves: it
+            alone is there then, as version 1 if it is no epoch.
         name: of the model, which checkpoints do not say.
 
     Attributes:
@@ -38,7 +40,7 @@ class CheckpointOrigin:
     """
 
     def __init__(self, url: str | Path, name: str) -> None:
-        self._epochs, self.name = Epochs(url), name
+        self._given, self._epochs, self.name = url, Epochs(url), name
         self.url = self._epochs.url
         self._known: dict[int, Publication] = {}
         self._lock = threading.Lock()
@@ -72,13 +74,13 @@ class CheckpointOrigin:
         with self._lock:
             if version not in self._known:
                 with _translating():
-                    self._known[version] = self._publication(self._epochs.open(version))
+                    self._known[version] = self._publication(version, self._open(version))
             return self._known[version]
 
     def load(self, publication: Publication, take: Callable[[RowChange], object]) -> tuple[Publication, Weights]:
         """See Origin. All files are verified first."""
         with _translating():
-            chain = self._epochs.open(publication.number)
+            chain = self._open(publication.number)
             chain.verify()
             arrays = [chain.arrays(shard) for shard in range(len(chain.shards))]
             weights = Weights(*(_joined(arrays, name) for name in Weights._fields))
@@ -93,14 +95,20 @@ class CheckpointOrigin:
 
     def _numbers(self) -> list[int]:
         with _translating():
-            return self._epochs.numbers()
+            return [epoch_of(self._given) or 1] if self._is_alone() else self._epochs.numbers()
 
-    def _publication(self, chain: Chain) -> Publication:
+    def _open(self, number: int) -> Chain:
+        return open_chain(self._given) if self._is_alone() else self._epochs.open(number)
+
+    def _is_alone(self) -> bool:
+        return Directory(self._given).exists(MANIFEST)
+
+    def _publication(self, number: int, chain: Chain) -> Publication:
         try:
             clocks = [shard["clock"] for shard in chain.shards]
             return Publication(
-                number=chain.epoch,
-                version=chain.epoch,
+                number=number,
+                version=number,
                 model=self.name,
                 run=chain.about["run"],
                 spec=chain.about["spec"],
@@ -114,9 +122,9 @@ class CheckpointOrigin:
             raise PublicationCorrupt(f"{chain.url} does not say what was learned: {exc!r}") from exc
 
     def _counts(self, chain: Chain) -> dict[str, int]:
-        counts = CheckpointReader(self._epochs.directory(chain.epochs[0])).row_counts
+        counts = chain.first_row_counts
         if len(chain.epochs) == 1:
-            return dict(counts)
+            return counts
         return {table: _count(_changes(chain, table)) for table in counts}
 
 

@@ -47,6 +47,11 @@ class Chain:
         """Where the newest is, for messages."""
         return self._readers[-1].url
 
+    @property
+    def first_row_counts(self) -> dict[str, int]:
+        """Number of rows by table of the full checkpoint, without its deltas."""
+        return dict(self._readers[0].row_counts)
+
     def verify(self, shards: Iterable[int] | None = None) -> None:
         """Compares size and checksum of all files of it, or of those of some shards.
 
@@ -94,6 +99,12 @@ class Chain:
         return self._readers[-1].arrays(shard)
 
 
+def epoch_of(url: str | Path) -> int | None:
+    """The number of the epoch whose directory this is, if its name is one's."""
+    match = _NAME.fullmatch(str(url).rstrip("/").rpartition("/")[2])
+    return int(match[1]) if match else None
+
+
 def open_chain(url: str | Path) -> Chain:
     """A checkpoint by its own directory; a delta with what it builds on, which lies beside it.
 
@@ -104,10 +115,9 @@ def open_chain(url: str | Path) -> Chain:
     reader = CheckpointReader(url)
     if reader.base is None:
         return Chain([0], [reader])
-    root, _, name = str(url).rstrip("/").rpartition("/")
-    if not (match := _NAME.fullmatch(name)):
+    if (epoch := epoch_of(url)) is None:
         raise CheckpointError(f"{url} is a delta and must be opened where it was written, beside what it builds on")
-    return Epochs(root or ".").open(int(match[1]))
+    return Epochs(str(url).rstrip("/").rpartition("/")[0] or ".").open(epoch)
 
 
 class Epochs:

@@ -80,6 +80,23 @@ def test_epochs_are_versions(place: str) -> None:
     assert load(origin, 2) == expected
 
 
+def test_a_checkpoint_alone(place: str) -> None:
+    add(place, 1)
+    gone = rows_of(10, seed=10).keys[:4].tolist()
+    add(place, 2, base=1, gone=tuple(gone))
+    origin = CheckpointOrigin(f"{place}/epoch-000000002", "ctr")
+    assert [(one.number, one.version, one.rows) for one in origin.versions()] == [(2, 2, {"item": 36})]
+    assert load(origin, 2) == load(CheckpointOrigin(place, "ctr"), 2)
+    assert origin.find(1) is None
+    learner = Epochs(place).directory(1).url.replace("epoch-000000001", "model")
+    arrays = {"dense": np.ones(1, np.float32), "statistics": np.ones(0, np.float32)}
+    about = {"clock": {"0": 7}, "watermark": 0.0}
+    commit(learner, ABOUT, [write_part(learner, 0, arrays, [TablePart("item", 3, 2, [rows_of(5)])], about=about)])
+    (found,) = CheckpointOrigin(learner, "ctr").versions()
+    assert (found.number, found.version, found.rows, found.clock) == (1, 1, {"item": 5}, {0: 7})
+    assert CheckpointOrigin(learner, "ctr").load(found, lambda _: None)[1].dense.tolist() == [1.0]
+
+
 def test_what_is_damaged_is_told(place: str) -> None:
     for seed in (1, 2, 3):
         add(place, seed)
