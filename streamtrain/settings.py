@@ -198,7 +198,7 @@ class ServeSettings(_Group):
 
     Attributes:
         listen: address of the HTTP endpoint.
-        version: what is served at first: a version's number, or "head".
+        version: "prod": what has this label, else the head; a number or "head": that version, whatever is promoted.
         resident: versions that are loaded at the same time, beside the head.
         admin_token: that promote and rollback need; None: they are refused.
         max_batch: instances that are predicted together at most.
@@ -206,7 +206,7 @@ class ServeSettings(_Group):
     """
 
     listen: Listen = "127.0.0.1:8501"
-    version: Annotated[Text, Field(pattern=r"^(head|[1-9][0-9]{0,17})$")] = "head"
+    version: Annotated[Text, Field(pattern=r"^(prod|head|[1-9][0-9]{0,17})$")] = "prod"
     resident: Annotated[Count, Field(ge=1)] = 2
     admin_token: Secret | None = None
     max_batch: Annotated[Count, Field(ge=1, le=1 << 16)] = 512

@@ -40,6 +40,13 @@ READY = Definition("streamtrain_serving_ready", "gauge", (), "", "1 if a publica
 INFO = Definition(
     "streamtrain_serving_info", "gauge", ("model", "version"), "", "1, with the version that is served, or head."
 )
+AS_WANTED = Definition(
+    "streamtrain_serving_as_wanted",
+    "gauge",
+    (),
+    "",
+    "1 if what should be served is; 0 if it cannot be loaded, or not yet: /healthz/ready and the log say why.",
+)
 PUBLICATION = Definition(
     "streamtrain_serving_publication", "gauge", ("version",), "", "Number of the publication, by version loaded."
 )

@@ -89,6 +89,7 @@ _MEANINGS = {
     401: "The admin token is missing or wrong.",
     403: "No admin token is set, so nobody may.",
     404: "There is no such model, version or label, or it is not loaded.",
+    409: "The gate holds it back, the server is pinned, or there is nothing to roll back to.",
     412: "What x-min-offset asks for has not been learned in time.",
     413: "The body is too large, or has too many instances.",
     503: "Nothing is served yet, or too much waits; see retry-after.",

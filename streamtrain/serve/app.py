@@ -89,8 +89,13 @@ def _add_health(app: FastAPI, service: Service) -> None:
     async def ready() -> Response:
         predictor = service.chosen(service.registry.model.name)()
         number = predictor.publication.number
-        about = {"status": "ready", "version": predictor.name, "publication": number, "origin": service.origin_state()}
-        return answer(about)
+        wanted = service.selection.wanted
+        about = {
+            "status": "ready",
+            "version": predictor.name,
+            "wanted": predictor.name if wanted is None else str(wanted),
+        }
+        return answer(about | {"publication": number, "origin": service.origin_state()})
 
     @app.get("/metrics", tags=["health"], summary="For Prometheus", response_class=Response)
     async def metrics() -> Response:

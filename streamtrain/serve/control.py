@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -9,22 +10,39 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.routing import BaseRoute
 
+from streamtrain.errors import OriginUnavailable, PublicationCorrupt, PublicationError
 from streamtrain.serve.answers import Refused, answer, documented
-from streamtrain.serve.registry import HEAD
+from streamtrain.serve.registry import HEAD, PublicationMismatch, PublicationMissing
+from streamtrain.serve.selection import Pinned
 from streamtrain.serve.service import Service
+from streamtrain.store.gate import GateClosed
 from streamtrain.store.origin import Publication
 
+_MOST = 2**53 - 1  # a larger number is not the same to every reader of JSON
+_LONGEST = 1000  # characters of a reason
+Why = Annotated[str, msgspec.Meta(max_length=_LONGEST)]
 
-class _Promotion(msgspec.Struct):
-    version: Annotated[int, msgspec.Meta(ge=1)] | Literal["head"]
+
+class _Rollback(msgspec.Struct):
+    why: Why = ""
+
+
+class _Promotion(_Rollback, kw_only=True):
+    version: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] | Literal["head"]
+    force: bool = False
 
 
 _read_promotion = msgspec.json.Decoder(_Promotion).decode
+_read_rollback = msgspec.json.Decoder(_Rollback).decode
+_WHY = {"type": "string", "maxLength": _LONGEST, "description": "for the history"}
+_VERSION = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MOST}, {"type": "string", "enum": ["head"]}]}
+_FORCE = {"type": "boolean", "description": "whether it is served even if the gate would hold it back"}
 _PROMOTION = {
     "type": "object",
     "required": ["version"],
-    "properties": {"version": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "enum": ["head"]}]}},
+    "properties": {"version": _VERSION, "why": _WHY, "force": _FORCE},
 }
+_ROLLBACK = {"type": "object", "properties": {"why": _WHY}}
 _SERVED = {
     "type": "object",
     "required": ["served", "publication"],
@@ -36,7 +54,7 @@ _SECURITY: dict[str, Any] = {"security": [{"admin token": []}]}
 def routes(service: Service, admin_token: str | None) -> list[BaseRoute]:
     """The routes; None: there is no token, so nobody may use them."""
     api = APIRouter(tags=["control"])
-    registry = service.registry
+    registry, selection = service.registry, service.selection
 
     def check(request: Request, name: str) -> None:
         if admin_token is None:
@@ -48,34 +66,51 @@ def routes(service: Service, admin_token: str | None) -> list[BaseRoute]:
             raise Refused(401, message, {"www-authenticate": "Bearer"})
         service.check_name(name)
 
-    def serving(publication: Publication) -> Response:
+    async def steer(act: Callable[[], Publication]) -> Response:
+        """On a thread: a version may have to be loaded, and Redis asked."""
+        try:
+            publication = await asyncio.to_thread(act)
+        except GateClosed as exc:
+            raise Refused(409, f'{exc}; to serve it even so, send "force": true') from exc
+        except Pinned as exc:
+            raise Refused(409, str(exc)) from exc
         served = registry.served
         return answer({"served": served.name if served else None, "publication": _about(publication)})
 
     @api.post(
         "/v1/models/{name}:promote",
         summary="Serve a version, or the head",
-        responses=documented(_SERVED, 400, 401, 403, 404, 413, 503),
-        openapi_extra=_SECURITY
-        | {"requestBody": {"required": True, "content": {"application/json": {"schema": _PROMOTION}}}},
+        responses=documented(_SERVED, 400, 401, 403, 404, 409, 413, 503),
+        openapi_extra=_SECURITY | _body_of(_PROMOTION, required=True),
     )
     async def promote(name: str, request: Request) -> Response:
         check(request, name)
         try:
-            version = _read_promotion(await service.body(request)).version
+            asked = _read_promotion(await service.body(request))
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
             raise Refused(400, f'the body must be {{"version": NUMBER}} or {{"version": "head"}}: {exc}') from exc
-        return serving(await asyncio.to_thread(registry.promote, HEAD if version == HEAD else version))
+        version = HEAD if asked.version == HEAD else asked.version
+        return await steer(lambda: selection.promote(version, _who(request), asked.why, force=asked.force))
 
     @api.post(
         "/v1/models/{name}:rollback",
         summary="Serve again what was served before",
-        responses=documented(_SERVED, 401, 403, 404),
-        openapi_extra=_SECURITY,
+        responses=documented(_SERVED, 400, 401, 403, 404, 409, 413, 503),
+        openapi_extra=_SECURITY | _body_of(_ROLLBACK, required=False),
     )
     async def rollback(name: str, request: Request) -> Response:
         check(request, name)
-        return serving(registry.rollback())
+        body = await service.body(request)
+        try:
+            why = _read_rollback(body).why if body else ""
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+            raise Refused(400, f'the body must be empty or {{"why": TEXT}}: {exc}') from exc
+        try:
+            return await steer(lambda: selection.rollback(_who(request), why))
+        except (OriginUnavailable, PublicationCorrupt, PublicationMissing, PublicationMismatch):
+            raise
+        except PublicationError as exc:  # there is nothing before
+            raise Refused(409, str(exc)) from exc
 
     @api.get(
         "/v1/models/{name}/versions",
@@ -85,7 +120,7 @@ def routes(service: Service, admin_token: str | None) -> list[BaseRoute]:
     )
     async def versions(name: str, request: Request) -> Response:
         check(request, name)
-        found = await asyncio.to_thread(registry.versions)
+        found = await asyncio.to_thread(registry.origin.versions)
         served, head, labels = registry.served, registry.find(HEAD), registry.labels
         listed = [
             _about(one)
@@ -95,10 +130,21 @@ def routes(service: Service, admin_token: str | None) -> list[BaseRoute]:
             }
             for one in found
         ]
+        wanted = selection.wanted
         about_head = None if head is None else _about(head.publication)
-        return answer({"served": served.name if served else None, "versions": listed, "head": about_head})
+        about = {"served": served.name if served else None, "wanted": None if wanted is None else str(wanted)}
+        return answer(about | {"versions": listed, "head": about_head})
 
     return api.routes
+
+
+def _who(request: Request) -> str:
+    """For the history; whoever has the token is nobody in particular."""
+    return f"HTTP from {request.client.host if request.client else 'nowhere'}"
+
+
+def _body_of(schema: dict[str, Any], *, required: bool) -> dict[str, Any]:
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
 def _about(publication: Publication) -> dict[str, Any]:

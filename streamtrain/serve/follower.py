@@ -1,103 +1,133 @@
-"""Follower: the thread that keeps a registry with its origin, and serving while the origin is away."""
+"""Follower: keeps a registry with its origin, and serving while the origin is away, in threads of its own."""
 
-import logging
-import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from streamtrain.errors import OriginUnavailable, PublicationError
+from streamtrain.serve.holds import Holds
+from streamtrain.serve.loop import Loop, Retry
 from streamtrain.serve.registry import HEAD, Registry, Version
+from streamtrain.serve.selection import Promoter, Selection
 from streamtrain.store.origin import Origin
 
-logger = logging.getLogger(__name__)
-
-_LONGEST_PAUSE = 30.0
+V = TypeVar("V", int, Version)
 
 
 class Follower:
-    """Serves a version or the head as soon as it can be had, follows the head, and learns of labels.
+    """Serves what is to be served as soon as it can be had, follows the head, and loads what labels name.
+
+    One thread looks at labels and loads versions; another follows the head, which does not wait for that.
 
     Args:
         registry: that is kept up.
-        serve: what is served at first.
+        serve: a version or "head" that is pinned; None: what is labelled or asked for, see `Selection`.
+        promoter: see `Selection`.
         fallback: where the head is loaded from if the origin has none, or is away, when serving begins.
+        holds: of the versions that are loaded; begun and ended with the follower.
         every: seconds between looks at labels, and after which what failed is tried again, at first.
         now: seconds of a clock that never goes back.
+
+    Attributes:
+        registry: as given.
+        selection: of what is served.
     """
 
     def __init__(
         self,
         registry: Registry,
         *,
-        serve: Version = HEAD,
+        serve: Version | None = None,
+        promoter: Promoter | None = None,
         fallback: Origin | None = None,
+        holds: Holds | None = None,
         every: float = 1.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._registry = registry
-        self._serve = serve
+        self.selection = Selection(registry, serve, promoter)
+        self.registry = registry
         self._fallback = fallback
+        self._holds = holds
         self._every = every
         self._now = now
-        self._pause = every
-        self._labels_at = -every
         self._head_lost = False  # what is loaded as the head cannot be followed: it must be loaded anew
-        self._answered = now()
-        self._said = ""
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
+        self._retries: dict[Version, Retry] = {}  # of what cannot be loaded
+        self._fallback_retry = Retry(every, now)
+        name = registry.origin.name
+        self._versions = Loop("follow-versions", name, self._keep_versions, every, now)
+        self._head = Loop("follow-head", name, self._keep_head, every, now)
 
     @property
     def stale_seconds(self) -> float:
         """For how long the origin has not answered; 0: it does."""
-        silent = self._now() - self._answered
-        return silent if self._said else 0.0
+        return max(self._versions.stale_seconds, self._head.stale_seconds)
 
     @property
     def trouble(self) -> str:
-        """Why what the origin has is not served, in one sentence; "": it is."""
-        return self._said
+        """Why what the origin has is not served, a sentence each; "": it is."""
+        found = [self._versions.trouble, self._head.trouble, *(one.trouble for one in [*self._retries.values()])]
+        return "; ".join(dict.fromkeys(one for one in found if one))
 
     def start(self) -> None:
         """Begins, and returns at once."""
-        self._thread.start()
+        for one in (self._holds, self._versions, self._head):
+            if one is not None:
+                one.start()
 
     def close(self) -> None:
-        """Ends the thread; waits for a load that it may be at. May be called twice."""
-        self._closing.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        """Ends the threads; waits for a load that they may be at. May be called twice."""
+        for loop in (self._versions, self._head):
+            loop.closing.set()
+        for one in (self._versions, self._head, self._holds):  # what is held is let go when nothing is loaded any more
+            if one is not None:
+                one.close()
 
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._keep_up()
-            except PublicationError as exc:
-                self._failed(exc)
-            except Exception as exc:  # serving goes on without being told of news, and says so
-                logger.exception("the follower of %s failed", self._registry.origin.name)
-                self._failed(PublicationError(f"{type(exc).__name__}: {exc}"))
-            else:
-                self._answered, self._pause = self._now(), self._every
-                if self._said:
-                    logger.info("%s is followed again", self._registry.origin.name)
-                self._said = ""
+    def _keep_versions(self) -> None:
+        try:
+            missing = self.selection.missing()
+            labelled = [one for one in self.registry.labelled() if self.registry.find(one) is None]
+            for gone in self._retries.keys() - {missing, *labelled}:
+                del self._retries[gone]
+            if missing is not None:
+                self._try(missing, self.selection.keep_up)
+            for version in labelled:
+                self._try(version, self.registry.keep)
+        finally:
+            self._fall_back()
+        self._versions.closing.wait(self._every)
 
-    def _keep_up(self) -> None:
-        registry = self._registry
-        if registry.served is None:
-            registry.promote(self._serve)
+    def _try(self, version: V, load: Callable[[V], object]) -> None:
+        """Loads what may be refused: others are not to wait for it."""
+        retry = self._retries.get(version)
+        if retry is not None and not retry.is_due:
+            return
+        try:
+            load(version)
+        except OriginUnavailable:
+            raise
+        except PublicationError as exc:
+            self._retries.setdefault(version, Retry(self._every, self._now)).failed(exc)
+        else:
+            self._retries.pop(version, None)
+
+    def _fall_back(self) -> None:
+        fallback = self._fallback
+        if fallback is None or self.registry.served is not None or not self._fallback_retry.is_due:
+            return
+        try:
+            self.registry.promote(HEAD, fallback)
+            self._head_lost = True
+        except PublicationError as exc:
+            self._fallback_retry.failed(PublicationError(f"the fallback {fallback.name} cannot be served: {exc}"))
+
+    def _keep_head(self) -> None:
+        registry = self.registry
+        if registry.find(HEAD) is None:
+            self._head.closing.wait(self._every)
+            return
         if self._head_lost:
             registry.reload_head(registry.origin)
-            if self._serve != HEAD:
-                registry.promote(self._serve)
             self._head_lost = False
-        if self._now() - self._labels_at >= self._every:
-            registry.refresh_labels()
-            self._labels_at = self._now()
-        if registry.find(HEAD) is None:
-            self._closing.wait(self._every)
-            return
         try:
             registry.follow_head(self._every)
         except OriginUnavailable:
@@ -105,19 +135,3 @@ class Follower:
         except PublicationError:
             self._head_lost = True
             raise
-
-    def _failed(self, exc: PublicationError) -> None:
-        """Says once what is wrong, serves what can be had instead, and waits before the next attempt."""
-        if not isinstance(exc, OriginUnavailable):
-            self._answered = self._now()
-        if str(exc) != self._said:
-            logger.warning("%s; what is loaded is served on", exc)
-        self._said = str(exc) or type(exc).__name__
-        if self._registry.served is None and self._fallback is not None:
-            try:
-                self._registry.promote(HEAD, self._fallback)
-                self._head_lost = True
-            except PublicationError as why:
-                logger.warning("the fallback %s cannot be served: %s", self._fallback.name, why)
-        self._closing.wait(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)

@@ -14,7 +14,18 @@ from streamtrain.serve.follower import Follower
 from streamtrain.serve.registry import Registry
 
 _GATHERED = (
-    *(of.WAITING, of.IDS, of.READY, of.INFO, of.PUBLICATION, of.WATERMARK, of.FRESHNESS, of.ROWS, of.BYTES),
+    *(
+        of.WAITING,
+        of.IDS,
+        of.READY,
+        of.INFO,
+        of.AS_WANTED,
+        of.PUBLICATION,
+        of.WATERMARK,
+        of.FRESHNESS,
+        of.ROWS,
+        of.BYTES,
+    ),
     *(of.SWAPS, of.REFUSED, of.STALE),
 )
 
@@ -76,6 +87,8 @@ class ServingMetrics(Collector):
         yield of.WAITING.family({(): self._batcher.waiting})
         yield of.READY.family({(): served is not None})
         yield of.INFO.family({(self._publications.model.name, served.name): 1} if served else None)
+        wanted = self._follower.selection.wanted if self._follower else None
+        yield of.AS_WANTED.family({(): wanted in (None, self._publications.served_version)})
         yield of.PUBLICATION.family({(v,): one.publication.number for v, one in loaded.items()})
         yield of.WATERMARK.family(watermarks)
         yield of.FRESHNESS.family({(): self._now() - served.publication.watermark} if served and fresh else None)

@@ -8,7 +8,9 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from streamtrain.errors import ConfigError, PublicationCorrupt, PublicationError
 from streamtrain.model.model import Model
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 HEAD: Literal["head"] = "head"
 Version = int | Literal["head"]
+Kind = Literal["promote", "rollback"]
 
 
 class PublicationMissing(PublicationError):
@@ -38,8 +41,8 @@ class Registry:
         model: that is served. Its graph is built, so TensorFlow is loaded.
         origin: where publications come from.
         limit: versions that are loaded at the same time, beside the head; those served longest ago go first.
-        resident_changed: is called with the numbers of the loaded versions whenever they change, so that whoever keeps
-            them can hold them.
+        hold: gives a context in which a version is loaded, that keeps it from being deleted meanwhile.
+        resident_changed: is told the numbers of the loaded versions whenever they change, while flips wait for it.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Registry:
         origin: Origin,
         *,
         limit: int = 2,
+        hold: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext,
         resident_changed: Callable[[frozenset[int]], object] = lambda versions: None,
     ) -> None:
         if limit < 1:
@@ -61,17 +65,30 @@ class Registry:
         self._spec = Spec.of(model)
         self._resident: dict[Version, Predictor] = {}
         self._labels: dict[str, int] = {}
+        self._served: Predictor | None = None
         self._history: list[Version] = []  # what was served, the last one now; each once
         self._loading = threading.Lock()  # one at a time loads; the head goes on meanwhile
         self._flipping = threading.Lock()  # held for moments; readers need none
+        self._alive = WeakValueDictionary[Version, Predictor]()  # versions: nothing changes them
+        self._hold = hold
         self._resident_changed = resident_changed
         self._listeners: list[Callable[[], object]] = []
 
     @property
     def served(self) -> Predictor | None:
         """What answers requests that name no version; None: nothing is loaded yet."""
+        return self._served
+
+    @property
+    def served_version(self) -> Version | None:
+        """Of `served`."""
         history = self._history
-        return self._resident.get(history[-1]) if history else None
+        return history[-1] if history else None
+
+    @property
+    def history(self) -> list[Version]:
+        """What has been served and is still loaded, what is served now last."""
+        return list(self._history)
 
     @property
     def resident(self) -> dict[Version, Predictor]:
@@ -91,14 +108,6 @@ class Registry:
         """The predictor of a label's version, or for "head" that of the head, if it is loaded."""
         return self._resident.get(HEAD if label == HEAD else self._labels.get(label, -1))
 
-    def versions(self) -> list[Publication]:
-        """The versions that can be served, ascending.
-
-        Raises:
-            OriginUnavailable: the origin does not answer.
-        """
-        return self.origin.versions()
-
     def listen(self, changed: Callable[[], object]) -> None:
         """Has `changed` called, by any thread, whenever other publications are loaded or served."""
         self._listeners.append(changed)
@@ -107,8 +116,8 @@ class Registry:
         """Ends what `listen` began."""
         self._listeners.remove(changed)
 
-    def promote(self, version: Version, origin: Origin | None = None) -> Publication:
-        """Serves a version, or the head; it is loaded first if it is not yet.
+    def prepare(self, version: Version, origin: Origin | None = None) -> Predictor:
+        """Loads, checks and warms a version, or the head, beside what is served; at once if it is loaded already.
 
         Args:
             version: number, or "head".
@@ -117,20 +126,28 @@ class Registry:
         Raises:
             OriginUnavailable: it must be loaded and the origin does not answer.
             PublicationMissing: there is no such version.
-            PublicationMismatch, PublicationCorrupt: it cannot be served. What was served, still is.
+            PublicationMismatch, PublicationCorrupt: it cannot be served.
         """
+        if found := self._resident.get(version):
+            return found
         with self._loading:
-            predictor = self._resident.get(version) or self._load(version, origin or self.origin)
-            with self._flipping:
-                before = self.served
-                self._resident = {**self._resident, version: predictor}
-                self._history = [*(one for one in self._history if one != version), version]
-                self._drop_oldest()
-        if before is not predictor:
-            self.swaps["promote"] += 1
-            logger.info("serving %s (publication %d)", predictor.name, predictor.publication.number)
+            found = self._resident.get(version) or self._alive.get(version)
+            return found or self._load(version, origin or self.origin)
+
+    def serve(self, version: Version, predictor: Predictor, kind: Kind = "promote") -> Publication:
+        """Serves what `prepare` gave, from now on."""
+        with self._flipping:
+            publication = self._flip(version, predictor, kind)
         self._changed()
-        return predictor.publication
+        return publication
+
+    def promote(self, version: Version, origin: Origin | None = None) -> Publication:
+        """Serves a version, or the head; it is loaded first if it is not yet.
+
+        Raises:
+            OriginUnavailable, PublicationError: as for `prepare`. What was served, still is.
+        """
+        return self.serve(version, self.prepare(version, origin))
 
     def rollback(self) -> Publication:
         """Serves again what was served before; it is still loaded.
@@ -141,12 +158,34 @@ class Registry:
         with self._flipping:
             if len(self._history) < 2:
                 raise PublicationMissing("nothing that was served before is loaded: promote a version")
-            *before, now = self._history
-            self._history = [now, *before]
-            predictor = self._resident[before[-1]]
-            self.swaps["rollback"] += 1
-            logger.info("rolled back from %s to %s", now, predictor.name)
+            before = self._history[-2]
+            publication = self._flip(before, self._resident[before], "rollback")
         self._changed()
+        return publication
+
+    def keep(self, version: int) -> None:
+        """Loads a version, to be asked for by its number or label.
+
+        Raises:
+            OriginUnavailable, PublicationError: as for `prepare`.
+        """
+        predictor = self.prepare(version)
+        with self._flipping:
+            self._resident = {**self._resident, version: predictor}
+            self._drop_oldest()
+        self._changed()
+
+    def _flip(self, version: Version, predictor: Predictor, kind: Kind) -> Publication:
+        before, predictor = self._served, self._resident.get(version, predictor)
+        others = [one for one in self._history if one != version]
+        if kind == "rollback" and before is not None and before is not predictor:
+            others.insert(0, others.pop())  # to roll back again leads further back
+        self._resident = {**self._resident, version: predictor}
+        self._served, self._history = predictor, [*others, version]
+        self._drop_oldest()
+        if before is not predictor:
+            self.swaps[kind] += 1
+            logger.info("%s: serving %s (publication %d)", kind, predictor.name, predictor.publication.number)
         return predictor.publication
 
     def reload_head(self, origin: Origin) -> None:
@@ -159,6 +198,8 @@ class Registry:
             head = self._load(HEAD, origin)
             with self._flipping:
                 self._resident = {**self._resident, HEAD: head}
+                if self.served_version == HEAD:
+                    self._served = head
         self.swaps["reload"] += 1
         logger.info("loaded the head anew (publication %d)", head.publication.number)
         self._changed()
@@ -182,22 +223,20 @@ class Registry:
             self.swaps["step"] += 1
             self._changed()
 
-    def refresh_labels(self) -> None:
-        """Asks the origin for labels, and loads the versions that they name, the lowest ones if they are too many.
+    def refresh_labels(self) -> dict[str, int]:
+        """Asks the origin for the version of each label.
 
         Raises:
             OriginUnavailable: the origin does not answer.
         """
-        labels = self.origin.labels()
-        with self._loading:
-            self._labels = labels
-            for version in sorted(set(labels.values()))[: self.limit]:
-                if version in self._resident:
-                    continue
-                predictor = self._load(version, self.origin)
-                with self._flipping:
-                    self._resident = {**self._resident, version: predictor}
-                    self._drop_oldest()
+        self._labels = self.origin.labels()
+        return dict(self._labels)
+
+    def labelled(self) -> list[int]:
+        """The versions that are loaded for their labels beside what is served: the lowest, if they are too many."""
+        served = self.served_version
+        room = self.limit - (served not in (None, HEAD))
+        return sorted({one for one in self._labels.values() if one != served})[:room]
 
     def _load(self, version: Version, origin: Origin) -> Predictor:
         with self._counting_refusals():
@@ -206,7 +245,12 @@ class Registry:
                 what = "nothing has been published" if version == HEAD else f"there is no version {version}"
                 raise PublicationMissing(f"{what} in {origin.name}")
             self._check(publication)
-            return Predictor.load(self.model, self._graph, origin, publication, str(version))
+            if version == HEAD:
+                return Predictor.load(self.model, self._graph, origin, publication, HEAD)
+            with self._hold(version):
+                predictor = Predictor.load(self.model, self._graph, origin, publication, str(version))
+            self._alive[version] = predictor
+            return predictor
 
     @contextlib.contextmanager
     def _counting_refusals(self) -> Iterator[None]:
@@ -232,7 +276,7 @@ class Registry:
 
     def _drop_oldest(self) -> None:
         """Forgets versions beyond the limit, but never what is served."""
-        served = self._history[-1] if self._history else None
+        served = self.served_version
         labelled = set(self._labels.values())
         order = [one for one in self._resident if one not in self._history] + self._history
         versions = [one for one in order if one not in (HEAD, served)]

@@ -14,6 +14,7 @@ from streamtrain.serve.follower import Follower
 from streamtrain.serve.metrics import ServingMetrics
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry, Version
+from streamtrain.serve.selection import Selection
 
 Choose = Callable[[], Predictor]
 
@@ -55,6 +56,7 @@ class Service:
     ) -> None:
         self.registry = registry
         self.follower = follower
+        self.selection = follower.selection if follower else Selection(registry)
         self.batcher = batcher
         self.limits = limits
         self.metrics = ServingMetrics(registry, batcher, follower)

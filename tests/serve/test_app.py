@@ -134,7 +134,8 @@ def test_another_model(server: Served) -> None:
 def test_health(server: Served) -> None:
     assert server.client.get("/healthz/live").status_code == 200
     answer = server.client.get("/healthz/ready")
-    assert answer.json() == {"status": "ready", "version": "head", "publication": 2, "origin": "ok"}
+    about = {"status": "ready", "version": "head", "wanted": "head", "publication": 2, "origin": "ok"}
+    assert answer.json() == about
 
 
 def test_not_ready_until_something_is_published() -> None:

@@ -153,6 +153,8 @@ def test_labelled_versions_are_loaded_and_stay(origin: Away, registry: Registry)
     registry.promote(1)
     assert registry.find_label("canary") is None
     registry.refresh_labels()
+    assert registry.labelled() == [2]
+    registry.keep(2)
     canary = registry.find_label("canary")
     assert canary is not None
     assert canary.predict(SAMPLE).tolist() == [[2002]]

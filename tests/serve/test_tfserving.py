@@ -34,7 +34,8 @@ def client() -> Iterator[httpx.Client]:
     registry = Registry(model, origin)
     registry.promote(1)
     registry.promote(HEAD)
-    registry.refresh_labels()
+    for version in registry.refresh_labels().values():
+        registry.keep(version)
     with serving(registry, limits=Limits(wait=0.2)) as one:
         yield one
 
