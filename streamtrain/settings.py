@@ -227,6 +227,22 @@ class UpSettings(_Group):
     data: Text = ".streamtrain"
 
 
+class WatchdogSettings(_Group):
+    """When a server rolls back by itself: `Watch(**dict(settings.watchdog))` of streamtrain/serve/watchdog.py.
+
+    Attributes:
+        non_finite: share of predictions that are not finite, above which; 1: never.
+        mean_factor: by which the mean prediction may change; None: it is not looked at.
+        predictions: over so many both are taken.
+        window: seconds after a change for which a version is watched.
+    """
+
+    non_finite: Ratio = 0.5
+    mean_factor: Annotated[Margin, Field(gt=1)] | None = None
+    predictions: Annotated[Count, Field(ge=1)] = 1000
+    window: Seconds = 600.0
+
+
 class SecuritySettings(_Group):
     """What the processes trust; `streamtrain.ps.security.Security` says what each does.
 
@@ -265,6 +281,7 @@ class Settings(_Group):
         publish: where it is published.
         gate: what a publication must fulfil.
         serve: how predictions are served.
+        watchdog: when a server rolls back by itself.
         security: of the wire.
         up: what one machine runs.
     """
@@ -278,6 +295,7 @@ class Settings(_Group):
     publish: PublishSettings = PublishSettings()
     gate: GateSettings = GateSettings()
     serve: ServeSettings = ServeSettings()
+    watchdog: WatchdogSettings = WatchdogSettings()
     security: SecuritySettings = SecuritySettings()
     up: UpSettings = UpSettings()
 

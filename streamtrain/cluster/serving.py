@@ -10,6 +10,7 @@ from streamtrain.serve.app import make_app, serve
 from streamtrain.serve.follower import Follower
 from streamtrain.serve.holds import Holds
 from streamtrain.serve.registry import HEAD, Registry, Version
+from streamtrain.serve.watchdog import Watch
 from streamtrain.settings import Settings
 from streamtrain.store.checkpoint_origin import CheckpointOrigin
 from streamtrain.store.gate import Gate
@@ -36,6 +37,7 @@ def serve_model(model: Model, settings: Settings) -> None:
         admin_token=chosen.admin_token.get_secret_value() if chosen.admin_token else None,
         max_batch=chosen.max_batch,
         max_queue=chosen.max_queue,
+        watch=Watch(**dict(settings.watchdog)),
     )
     serve(app, chosen.listen)
 

@@ -79,6 +79,13 @@ SWAPS = Definition(
     "swaps",
     "Changes of what answers: step (of the head), reload (of the head, whole), promote or rollback.",
 )
+ROLLBACKS = Definition(
+    "streamtrain_serving_watchdog_rollbacks_total",
+    "counter",
+    ("reason",),
+    "rollbacks",
+    "Times that the watchdog had something else served: non_finite predictions, or their mean has moved.",
+)
 REFUSED = Definition(
     "streamtrain_serving_refused_publications_total",
     "counter",

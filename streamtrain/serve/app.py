@@ -22,8 +22,10 @@ from streamtrain.serve.batcher import Batcher
 from streamtrain.serve.follower import Follower
 from streamtrain.serve.registry import Registry
 from streamtrain.serve.service import Limits, Service
+from streamtrain.serve.watchdog import Watch
 
 DRAIN_SECONDS = 10
+_WATCH = Watch()
 
 
 def make_app(
@@ -34,6 +36,7 @@ def make_app(
     limits: Limits | None = None,
     max_batch: int = 512,
     max_queue: int = 8192,
+    watch: Watch = _WATCH,
 ) -> FastAPI:
     """The application that serves a registry's model.
 
@@ -44,6 +47,7 @@ def make_app(
         limits: of requests.
         max_batch: instances that are predicted together at most; a single request may have more.
         max_queue: instances that may wait; more are refused with 503.
+        watch: what is watched for in predictions.
 
     Raises:
         ConfigError: the admin token is empty.
@@ -61,7 +65,7 @@ def make_app(
             await asyncio.to_thread(follower.close)
         service.close()
 
-    service = Service(registry, follower, Batcher(max_batch, max_queue), limits or Limits())
+    service = Service(registry, follower, Batcher(max_batch, max_queue), limits or Limits(), watch)
     app = FastAPI(
         title=f"streamtrain: {registry.model.name}",
         version=version("streamtrain"),

@@ -12,6 +12,7 @@ from streamtrain.metrics.endpoint import process_registry
 from streamtrain.serve.batcher import Batcher
 from streamtrain.serve.follower import Follower
 from streamtrain.serve.registry import Registry
+from streamtrain.serve.watchdog import Watchdog
 
 _GATHERED = (
     *(
@@ -26,7 +27,7 @@ _GATHERED = (
         of.ROWS,
         of.BYTES,
     ),
-    *(of.SWAPS, of.REFUSED, of.STALE),
+    *(of.SWAPS, of.REFUSED, of.STALE, of.ROLLBACKS),
 )
 
 
@@ -36,6 +37,7 @@ class ServingMetrics(Collector):
     Args:
         registry: of publications.
         batcher: that predicts.
+        watchdog: that watches it.
         follower: that keeps the registry up; None: nothing does.
         now: seconds since the epoch.
 
@@ -47,6 +49,7 @@ class ServingMetrics(Collector):
         self,
         registry: Registry,
         batcher: Batcher,
+        watchdog: Watchdog,
         follower: Follower | None = None,
         *,
         now: Callable[[], float] = time.time,
@@ -54,6 +57,7 @@ class ServingMetrics(Collector):
         self.registry: CollectorRegistry = process_registry()
         self._publications = registry
         self._batcher = batcher
+        self._watchdog = watchdog
         self._follower = follower
         self._now = now
         self._requests = of.REQUESTS.counter(self.registry)
@@ -95,6 +99,7 @@ class ServingMetrics(Collector):
         yield of.ROWS.family({(v, t): n for v, one in loaded.items() for t, n in one.replica.rows.items()})
         yield of.BYTES.family({(v,): one.replica.nbytes for v, one in loaded.items()})
         yield of.SWAPS.family({(kind,): count for kind, count in self._publications.swaps.items()})
+        yield of.ROLLBACKS.family({(reason,): count for reason, count in self._watchdog.rollbacks.items()})
         yield of.REFUSED.family({(): self._publications.refused})
         yield of.STALE.family({(): self._follower.stale_seconds if self._follower else 0})
         for version, one in loaded.items():

@@ -1,6 +1,7 @@
 """Service: what all protocols share: which predictor, how many instances, how fresh, and what answers say of it."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from streamtrain.serve.metrics import ServingMetrics
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry, Version
 from streamtrain.serve.selection import Selection
+from streamtrain.serve.watchdog import Watch, Watchdog
 
 Choose = Callable[[], Predictor]
 
@@ -42,6 +44,7 @@ class Service:
         follower: that keeps it up; None: nothing does.
         batcher: that predicts.
         limits: of requests.
+        watch: what is watched for in predictions.
         now: seconds since the epoch.
     """
 
@@ -51,6 +54,7 @@ class Service:
         follower: Follower | None,
         batcher: Batcher,
         limits: Limits,
+        watch: Watch,
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -59,9 +63,12 @@ class Service:
         self.selection = follower.selection if follower else Selection(registry)
         self.batcher = batcher
         self.limits = limits
-        self.metrics = ServingMetrics(registry, batcher, follower)
+        labels = [label.name for label in registry.model.labels]
+        self.watchdog = Watchdog(self.selection, watch, labels)
+        self.metrics = ServingMetrics(registry, batcher, self.watchdog, follower)
         self._now = now
         self._changed = asyncio.Event()
+        self._reaction = threading.Thread()  # none yet
 
     def open(self) -> None:
         """Begins, in the event loop that serves."""
@@ -147,7 +154,10 @@ class Service:
         wanted = headers.get("x-min-offset")
         predictor = choose() if wanted is None else await self._learned(choose, offsets_of(wanted))
         predicted = await self.batcher.predict(predictor, messages)
-        if not np.isfinite(predicted.predictions).all():
+        is_finite = bool(np.isfinite(predicted.predictions).all())
+        if predictor is self.registry.served:
+            self._watch(predictor, predicted, is_finite)
+        if not is_finite:
             at = int(np.flatnonzero(~np.isfinite(predicted.predictions).all(axis=1))[0])
             raise Refused(400, f"instance {at}: its prediction is not finite; are its numbers out of the usual range?")
         self.metrics.predicted(predictor.name, time.perf_counter() - began)
@@ -157,6 +167,13 @@ class Service:
             about["x-trained-through"] = predictor.trained_through(publication)
             about["x-freshness-ms"] = str(max(0, round(1000 * (self._now() - publication.watermark))))
         return predicted, about
+
+    def _watch(self, predictor: Predictor, predicted: Predicted, is_finite: bool) -> None:
+        version: Version = HEAD if predictor.name == HEAD else int(predictor.name)
+        fault = self.watchdog.observe(version, predicted, is_finite)
+        if fault is not None and not self._reaction.is_alive():
+            self._reaction = threading.Thread(target=self.watchdog.react, args=(fault,), name="watchdog")
+            self._reaction.start()
 
     async def _learned(self, choose: Choose, offsets: Mapping[int, int]) -> Predictor:
         """What predicts, once it has learned the samples at offsets, by partition."""

@@ -12,6 +12,7 @@ import streamtrain as stm
 from streamtrain.cluster.serving import follow
 from streamtrain.cluster.versions import VersionControl
 from streamtrain.model.spec import Spec
+from streamtrain.serve.watchdog import Watch
 from streamtrain.settings import Settings
 from streamtrain.store.gate import Gate
 from streamtrain.store.origin import Publication, RowChange
@@ -41,11 +42,11 @@ class InRedis:
         self.versions = RedisVersions(self.model)
         self.control = VersionControl(self.versions, Gate(auc_drop=0.1, min_samples=0))
 
-    def publish(self, number: int, model: stm.Model = MODEL, **about: Any) -> Publication:
-        """All rows and the bias become `number`; the first one is a full publication."""
+    def publish(self, number: int, model: stm.Model = MODEL, *, row: float | None = None, **about: Any) -> Publication:
+        """All rows, unless they are given, and the bias become `number`; the first one is a full publication."""
         full = number == 1
         layout = self.dictionaries.begin({"user": TableSize(1, 100)}, dtype="float32", shards=1) if full else None
-        change = RowChange("user", KEYS, rows(number), _NO_KEYS)
+        change = RowChange("user", KEYS, rows(number if row is None else row), _NO_KEYS)
         part = self.dictionaries.write(number, 0, [change], weights(number), rows={"user": len(KEYS)}, layout=layout)
         given: dict[str, Any] = {"clock": {0: number}, "watermark": TIME + number, "published": TIME}
         given |= {"dtype": "float32", "rows": {"user": len(KEYS)}} | about
@@ -64,17 +65,18 @@ class InRedis:
         """Version by label, as it stands in Redis."""
         return self.versions.labels()
 
-    def settings(self, **serve: Any) -> Settings:
+    def settings(self, *, watchdog: dict[str, Any] | None = None, **serve: Any) -> Settings:
         """Of a server."""
         publish = {"url": self.url, "model": self.model.keys.model, "every": 0.05}
         gate = {"auc_drop": 0.1, "min_samples": 0}
-        return Settings.model_validate({"publish": publish, "serve": serve, "gate": gate})
+        return Settings.model_validate({"publish": publish, "serve": serve, "gate": gate, "watchdog": watchdog or {}})
 
     @contextmanager
-    def served(self, **serve: Any) -> Iterator[httpx.Client]:
+    def served(self, **given: Any) -> Iterator[httpx.Client]:
         """A client of a server that is ready."""
-        follower = follow(MODEL, self.settings(**serve))
-        with serving(follower.registry, follower) as client:
+        settings = self.settings(**given)
+        follower = follow(MODEL, settings)
+        with serving(follower.registry, follower, watch=Watch(**dict(settings.watchdog))) as client:
             until(lambda: client.get("/healthz/ready").status_code == 200, LONG)
             yield client
 
