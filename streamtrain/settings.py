@@ -203,6 +203,8 @@ class ServeSettings(_Group):
         admin_token: that promote and rollback need; None: they are refused.
         max_batch: instances that are predicted together at most.
         max_queue: instances that may wait; more are refused.
+        lookup: where rows are: all in the process (replica), or those asked for lately (cache).
+        cache_bytes: of a cache's rows, of the head and of each version.
     """
 
     listen: Listen = "127.0.0.1:8501"
@@ -211,6 +213,8 @@ class ServeSettings(_Group):
     admin_token: Secret | None = None
     max_batch: Annotated[Count, Field(ge=1, le=1 << 16)] = 512
     max_queue: Annotated[Count, Field(ge=1)] = 8192
+    lookup: Literal["replica", "cache"] = "replica"
+    cache_bytes: Annotated[Count, Field(ge=1 << 20)] = 1 << 30
 
 
 class UpSettings(_Group):

@@ -34,6 +34,13 @@ IDS = Definition(
     "ids",
     "Different ids of one batch in 16: found (they have a row) or born (never learned: they read their birth value).",
 )
+LOOKUPS = Definition(
+    "streamtrain_serving_lookups_total",
+    "counter",
+    ("version", "table", "outcome"),
+    "lookups",
+    "Lookups of ids in a cache: hit (known there), miss (the origin was asked) or failed (it did not answer).",
+)
 
 # What is served.
 READY = Definition("streamtrain_serving_ready", "gauge", (), "", "1 if a publication is served; 0 before the first.")

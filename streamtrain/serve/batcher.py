@@ -2,7 +2,8 @@
 
 Whatever has come while the event loop was at its sockets, or while the last batch ran, is the next batch: nobody waits
 for others to come, and under load batches grow by themselves. A small batch runs on the event loop, as it takes less
-time than to hand it to a thread and back; a large one runs on a thread, so that health checks are still answered.
+time than to hand it to a thread and back; a large one, or one that must wait for the origin, runs on a thread, so that
+health checks are still answered.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from streamtrain.errors import BadSample, SampleError, StreamtrainError
+from streamtrain.errors import BadSample, PublicationError, SampleError, StreamtrainError
 from streamtrain.serve.predictor import Predicted, Predictor
 
 Outcome = Predicted | Exception
@@ -77,20 +78,22 @@ class Batcher:
         if not batch:
             self._busy = False
             return
-        messages = [message for one in batch for message in one.messages]
-        if len(messages) <= self.on_loop:
-            self._settle(batch, _outcome(batch[0].predictor, messages))
-            loop.call_soon(self._next, loop)  # what has come meanwhile is read first
-            return
+        predictor, requests = batch[0].predictor, [one.messages for one in batch]
+        if sum(map(len, requests)) <= self.on_loop:
+            outcomes = _outcomes(predictor.predict_at_once, requests)
+            if outcomes is not None:
+                self._settle(batch, outcomes)
+                loop.call_soon(self._next, loop)  # what has come meanwhile is read first
+                return
 
-        def done(future: Future[Outcome]) -> None:
+        def done(future: Future[list[Outcome]]) -> None:
             loop.call_soon_threadsafe(finish, future)
 
-        def finish(future: Future[Outcome]) -> None:
+        def finish(future: Future[list[Outcome]]) -> None:
             self._settle(batch, future.result())
             self._next(loop)
 
-        self._thread.submit(_outcome, batch[0].predictor, messages).add_done_callback(done)
+        self._thread.submit(_patiently, predictor, requests).add_done_callback(done)
 
     def _take(self) -> list[_Waiting]:
         """The next requests that go together: those of the version whose turn it is, in their order."""
@@ -110,21 +113,32 @@ class Batcher:
         self.waiting -= size
         return batch
 
-    def _settle(self, batch: list[_Waiting], outcome: Outcome) -> None:
-        if isinstance(outcome, Predicted):
-            self.observe(len(outcome.predictions))
-            for one, answer in zip(batch, _split(outcome, [len(one.messages) for one in batch]), strict=True):
-                _answer(one.answer, answer)
-        else:
-            for one in batch:
-                _answer(one.answer, outcome)
+    def _settle(self, batch: list[_Waiting], outcomes: list[Outcome]) -> None:
+        predicted = [len(one.predictions) for one in outcomes if isinstance(one, Predicted)]
+        if predicted:
+            self.observe(sum(predicted))
+        for one, outcome in zip(batch, outcomes, strict=True):
+            _answer(one.answer, outcome)
 
 
-def _outcome(predictor: Predictor, messages: list[bytes]) -> Outcome:
+def _outcomes(
+    predict: Callable[[list[bytes]], Predicted | None], requests: list[Sequence[bytes]]
+) -> list[Outcome] | None:
+    """What each request gets; None if they cannot be predicted at once."""
     try:
-        return predictor.predict_messages(messages)
+        predicted = predict([message for messages in requests for message in messages])
     except Exception as exc:  # whoever waits gets it
-        return exc
+        return [exc] * len(requests)
+    return None if predicted is None else _split(predicted, [len(messages) for messages in requests])
+
+
+def _patiently(predictor: Predictor, requests: list[Sequence[bytes]]) -> list[Outcome]:
+    """What each request gets. If rows cannot be had, those who do not need them get their answers nevertheless."""
+    outcomes = _outcomes(predictor.predict_messages, requests)
+    assert outcomes is not None
+    if len(requests) > 1 and isinstance(outcomes[0], PublicationError):
+        return [outcome for one in requests for outcome in _patiently(predictor, [one])]
+    return outcomes
 
 
 def _answer(future: asyncio.Future[Predicted], outcome: Outcome) -> None:

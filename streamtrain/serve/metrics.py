@@ -18,6 +18,7 @@ _GATHERED = (
     *(
         of.WAITING,
         of.IDS,
+        of.LOOKUPS,
         of.READY,
         of.INFO,
         of.AS_WANTED,
@@ -64,6 +65,7 @@ class ServingMetrics(Collector):
         self._latency = of.LATENCY.histogram(self.registry, of.SECONDS)
         self._batch = of.BATCH.histogram(self.registry, of.INSTANCES)
         self._ids: dict[tuple[object, ...], float] = {}
+        self._lookups: dict[tuple[object, ...], float] = {}
         batcher.observe = self._batch.observe
         self.registry.register(self)
 
@@ -96,8 +98,8 @@ class ServingMetrics(Collector):
         yield of.PUBLICATION.family({(v,): one.publication.number for v, one in loaded.items()})
         yield of.WATERMARK.family(watermarks)
         yield of.FRESHNESS.family({(): self._now() - served.publication.watermark} if served and fresh else None)
-        yield of.ROWS.family({(v, t): n for v, one in loaded.items() for t, n in one.replica.rows.items()})
-        yield of.BYTES.family({(v,): one.replica.nbytes for v, one in loaded.items()})
+        yield of.ROWS.family({(v, t): n for v, one in loaded.items() for t, n in one.loaded.rows.items()})
+        yield of.BYTES.family({(v,): one.loaded.nbytes for v, one in loaded.items()})
         yield of.SWAPS.family({(kind,): count for kind, count in self._publications.swaps.items()})
         yield of.ROLLBACKS.family({(reason,): count for reason, count in self._watchdog.rollbacks.items()})
         yield of.REFUSED.family({(): self._publications.refused})
@@ -107,4 +109,7 @@ class ServingMetrics(Collector):
                 # Of a version that is loaded again, what it counted begins anew, as after a restart.
                 self._ids[version, table, "found"] = found
                 self._ids[version, table, "born"] = looked_up - found
+            for (table, outcome), ids in one.loaded.lookups.items():
+                self._lookups[version, table, outcome] = ids
         yield of.IDS.family(self._ids)
+        yield of.LOOKUPS.family(self._lookups)

@@ -1,19 +1,21 @@
 """Predictor: from samples to predictions, by one loaded publication."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamtrain._core import Plan
-from streamtrain.errors import BadSample, PublicationCorrupt, SampleError
+from streamtrain.errors import BadSample, PublicationCorrupt, PublicationError, SampleError
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader, Samples
+from streamtrain.serve.cache import Cache
 from streamtrain.serve.graph import Graph
-from streamtrain.serve.replica import Replica, View
-from streamtrain.store.origin import Floats, Origin, Publication, Step
+from streamtrain.serve.loaded import Loaded, View
+from streamtrain.serve.replica import Replica
+from streamtrain.store.origin import Floats, LookupOrigin, Origin, Publication, Step
 
 _MOST = 1 << 20
 WARM_SIZES = (1, 2, 64, 512)
@@ -40,16 +42,18 @@ class Predictor:
     Args:
         model: whose samples are read.
         graph: of the model; predictors share it.
-        replica: of which rows and weights are read.
+        loaded: of which rows and weights are read.
         name: "head", or the number of the version: as it is called in answers.
 
     Attributes:
+        loaded: as given.
+        name: as given.
         found: by table how many ids had a row and how many there were, in one batch of `COUNTED_BATCHES`.
     """
 
-    def __init__(self, model: Model, graph: Graph, replica: Replica, name: str) -> None:
+    def __init__(self, model: Model, graph: Graph, loaded: Loaded, name: str) -> None:
         self.name = name
-        self.replica = replica
+        self.loaded = loaded
         self._model = model
         self._graph = graph
         self._reader = SampleReader(model, with_labels=False)
@@ -59,23 +63,48 @@ class Predictor:
         self.found: dict[str, tuple[int, int]] = {}
 
     @classmethod
-    def load(cls, model: Model, graph: Graph, origin: Origin, publication: Publication, name: str) -> "Predictor":
+    def load(
+        cls,
+        model: Model,
+        graph: Graph,
+        origin: Origin,
+        publication: Publication,
+        name: str,
+        *,
+        cache_bytes: int | None = None,
+    ) -> "Predictor":
         """Loads a publication, and predicts with it once in vain so that what comes first is not slow.
+
+        Args:
+            model: whose samples are read.
+            graph: of the model.
+            origin: of the publication.
+            publication: a version or the head.
+            name: of the predictor.
+            cache_bytes: of a cache, which begins without rows; None: all rows are loaded.
 
         Raises:
             OriginUnavailable: the origin does not answer.
             PublicationCorrupt: the publication is damaged.
+            PublicationError: rows are to be cached that the origin cannot look up.
         """
-        replica = Replica(publication, [table.name for table in model.schema.tables], graph.tensors)
-        replica.complete(*origin.load(publication, replica.take))
-        predictor = cls(model, graph, replica, name)
+        tables = [table.name for table in model.schema.tables]
+        if cache_bytes is None:
+            replica = Replica(publication, tables, graph.tensors)
+            replica.complete(*origin.load(publication, replica.take))
+            predictor = cls(model, graph, replica, name)
+        elif isinstance(origin, LookupOrigin):
+            cache = Cache(*origin.open(publication), tables, graph.tensors, nbytes=cache_bytes)
+            predictor = cls(model, graph, cache, name)
+        else:
+            raise PublicationError(f"rows of {origin.name} cannot be cached, only loaded whole: serve it as a replica")
         predictor.warm()
         return predictor
 
     @property
     def publication(self) -> Publication:
         """What is served now."""
-        return self.replica.publication
+        return self.loaded.publication
 
     def warm(self) -> None:
         """Predicts samples without ids.
@@ -84,7 +113,9 @@ class Predictor:
             PublicationCorrupt: the prediction is not finite.
         """
         for size in WARM_SIZES:
-            if not np.isfinite(self._predict([_blank(self._model, size)])[0][0]).all():
+            batch = _blank(self._model, size)
+            plans = self._plans([batch])
+            if not np.isfinite(self._run(self.loaded.read(plans), plans, [batch])[0]).all():
                 raise PublicationCorrupt(f"publication {self.publication.number} predicts what is not finite")
 
     def predict(self, samples: Samples) -> Floats:
@@ -99,18 +130,24 @@ class Predictor:
         read = list(self._reader.batches(samples, _MOST))
         if bad := [one for _, refused in read for one in refused]:
             raise SampleError(bad)
-        predictions, _ = self._predict([batch for batch, _ in read])
+        batches = [batch for batch, _ in read]
+        plans = self._plans(batches)
+        predictions = self._run(self.loaded.read(plans), plans, batches)
         return np.concatenate([np.empty((0, len(self._model.labels)), np.float32), *predictions])
 
     def predict_messages(self, messages: Sequence[bytes]) -> Predicted:
         """Predicts JSON messages, at best those of many requests; what is wrong with one does not touch another."""
-        batch, bad = self._reader.decode(messages)
-        (predictions,), view = self._predict([batch])
-        return Predicted(predictions, bad, view.publication)
+        predicted = self._predict(messages, self.loaded.read)
+        assert predicted is not None  # reads either answer or raise
+        return predicted
+
+    def predict_at_once(self, messages: Sequence[bytes]) -> Predicted | None:
+        """The same; None if rows have to be fetched first, which takes longer than an event loop may wait."""
+        return self._predict(messages, self.loaded.read_at_once)
 
     def apply(self, step: Step) -> None:
-        """Goes on to the next publication of the head; see `Replica.apply`."""
-        self.replica.apply(step)
+        """Goes on to the next publication of the head; see `Loaded.apply`."""
+        self.loaded.apply(step)
 
     def trained_through(self, publication: Publication) -> str:
         """Latest event time that a publication has learned, as ISO 8601; "": it has learned none."""
@@ -120,9 +157,18 @@ class Predictor:
             self._trained = publication.number, text.replace("+00:00", "Z")
         return self._trained[1]
 
-    def _predict(self, batches: list[Batch]) -> tuple[list[Floats], View]:
-        plans = [self._planner.plan(one.keys, one.starts, one.offsets, one.times) for one in batches]
-        view = self.replica.read(plans)
+    def _predict(self, messages: Sequence[bytes], read: Callable[[list[Plan]], View | None]) -> Predicted | None:
+        batch, bad = self._reader.decode(messages)
+        plans = self._plans([batch])
+        view = read(plans)
+        if view is None:
+            return None
+        return Predicted(self._run(view, plans, [batch])[0], bad, view.publication)
+
+    def _plans(self, batches: list[Batch]) -> list[Plan]:
+        return [self._planner.plan(one.keys, one.starts, one.offsets, one.times) for one in batches]
+
+    def _run(self, view: View, plans: list[Plan], batches: list[Batch]) -> list[Floats]:
         if self._batches % COUNTED_BATCHES == 0:
             self._count(plans)
         self._batches += 1
@@ -130,11 +176,11 @@ class Predictor:
         for plan, rows, batch in zip(plans, view.rows, batches, strict=True):
             made = self._graph.run(view.tensors, plan, rows, batch)
             predictions.append(made if self._model.sampling is None else self._model.sampling.correct(made))
-        return predictions, view
+        return predictions
 
     def _count(self, plans: list[Plan]) -> None:
         for plan in plans:
-            for table, (found, looked_up) in self.replica.found(plan).items():
+            for table, (found, looked_up) in self.loaded.found(plan).items():
                 before = self.found.get(table, (0, 0))
                 self.found[table] = before[0] + found, before[1] + looked_up
 

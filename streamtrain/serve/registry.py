@@ -42,6 +42,7 @@ class Registry:
         origin: where publications come from.
         limit: versions that are loaded at the same time, beside the head; those served longest ago go first.
         hold: gives a context in which a version is loaded, that keeps it from being deleted meanwhile.
+        cache_bytes: of rows that are kept of each, the others being looked up; None: all rows are loaded.
         resident_changed: is told the numbers of the loaded versions whenever they change, while flips wait for it.
     """
 
@@ -52,6 +53,7 @@ class Registry:
         *,
         limit: int = 2,
         hold: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext,
+        cache_bytes: int | None = None,
         resident_changed: Callable[[frozenset[int]], object] = lambda versions: None,
     ) -> None:
         if limit < 1:
@@ -59,6 +61,7 @@ class Registry:
         self.model = model
         self.origin = origin
         self.limit = limit
+        self._cache_bytes = cache_bytes
         self.swaps = {"promote": 0, "rollback": 0, "step": 0, "reload": 0}
         self.refused = 0
         self._graph = Graph(model)
@@ -245,11 +248,12 @@ class Registry:
                 what = "nothing has been published" if version == HEAD else f"there is no version {version}"
                 raise PublicationMissing(f"{what} in {origin.name}")
             self._check(publication)
-            if version == HEAD:
-                return Predictor.load(self.model, self._graph, origin, publication, HEAD)
-            with self._hold(version):
-                predictor = Predictor.load(self.model, self._graph, origin, publication, str(version))
-            self._alive[version] = predictor
+            with contextlib.nullcontext() if version == HEAD else self._hold(version):
+                predictor = Predictor.load(
+                    self.model, self._graph, origin, publication, str(version), cache_bytes=self._cache_bytes
+                )
+            if version != HEAD:
+                self._alive[version] = predictor
             return predictor
 
     @contextlib.contextmanager

@@ -7,37 +7,20 @@ end of that aside come at once. A second copy of all rows would do the same for 
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Plan, Table
-from streamtrain.errors import ConfigError, PublicationCorrupt
-from streamtrain.model.spec import Spec
+from streamtrain.errors import PublicationCorrupt
+from streamtrain.serve.loaded import Shape, View, name_of, parts_of, put
 from streamtrain.store.origin import Floats, Publication, RowChange, Step, Weights
-
-PART_ROWS = 4096  # a part keeps readers waiting for about a tenth of a millisecond
-_KEPT = ("name", "dim", "seed", "init", "init_scale", "dtype")  # what a row's birth value and storage depend on
-
-
-class View(NamedTuple):
-    """What was read at one moment.
-
-    Attributes:
-        publication: that it is all of.
-        tensors: its weights, in whatever form the replica was given them.
-        rows: for each plan its rows, flat.
-    """
-
-    publication: Publication
-    tensors: Any
-    rows: list[Floats]
 
 
 class Replica:
-    """The rows and weights of a publication. Any thread may read; one at a time may load or apply.
+    """All rows and weights of a publication; see Loaded. One thread at a time may load or apply.
 
     Args:
         publication: that is going to be loaded.
@@ -52,12 +35,8 @@ class Replica:
     """
 
     def __init__(self, publication: Publication, tables: list[str], convert: Callable[[Weights], Any]) -> None:
-        try:
-            self._spec = Spec.from_json(publication.spec)
-        except ConfigError as exc:
-            raise PublicationCorrupt(f"{_name(publication)}: {exc}") from exc
-        settings = {one["name"]: one for one in self._spec.tables}
-        self._tables = {name: _table(settings[name]) for name in tables}
+        self._shape = Shape(publication)
+        self._tables = {name: self._shape.table(name) for name in tables}
         self._convert = convert
         self.publication = publication
         self._tensors: Any = None
@@ -66,13 +45,18 @@ class Replica:
 
     @property
     def rows(self) -> dict[str, int]:
-        """Number of rows by table."""
+        """See Loaded."""
         return {name: len(table) for name, table in self._tables.items()}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows and their indexes."""
+        """See Loaded."""
         return sum(table.nbytes for table in self._tables.values())
+
+    @property
+    def lookups(self) -> Mapping[tuple[str, str], int]:
+        """See Loaded. There are none."""
+        return {}
 
     def take(self, change: RowChange) -> None:
         """Takes rows of the first publication, before it is read by anybody.
@@ -80,8 +64,8 @@ class Replica:
         Raises:
             PublicationCorrupt: rows are not finite, or do not fit their table.
         """
-        self._check(change)
-        _load(self._tables[change.table], change.keys, change.rows)
+        self._shape.check(change)
+        put(self._tables[change.table], change.keys, change.rows)
         self._tables[change.table].remove(change.gone)
 
     def complete(self, publication: Publication, weights: Weights) -> None:
@@ -94,32 +78,32 @@ class Replica:
         for name, count in self.rows.items():
             if count != publication.rows.get(name, 0):
                 raise PublicationCorrupt(
-                    f"{_name(publication)} says that table {name!r} has {publication.rows.get(name, 0)} rows, "
+                    f"{name_of(publication)} says that table {name!r} has {publication.rows.get(name, 0)} rows, "
                     f"but {count} came"
                 )
         self.publication, self._tensors = publication, tensors
 
     def apply(self, step: Step) -> None:
-        """Goes on to the publication after.
-
-        Raises:
-            PublicationCorrupt: something of it cannot be used; nothing has changed.
-        """
+        """See Loaded."""
         tensors = self._checked(step.publication, step.weights)
         for change in step.changes:
-            self._check(change)
+            self._shape.check(change)
         for change in step.changes:
             self._write(change)
         with self._lock:
             self.publication, self._tensors, self._aside = step.publication, tensors, {}
 
     def read(self, plans: list[Plan]) -> View:
-        """What batches need, all of one publication."""
+        """See Loaded. Nothing raises."""
         with self._lock:
             return View(self.publication, self._tensors, [self._rows(plan) for plan in plans])
 
+    def read_at_once(self, plans: list[Plan]) -> View:
+        """See Loaded: what `read` gives."""
+        return self.read(plans)
+
     def found(self, plan: Plan) -> dict[str, tuple[int, int]]:
-        """By table how many of a plan's keys have a row, and how many there are."""
+        """See Loaded."""
         keys = {name: plan.keys(t) for t, name in enumerate(self._tables)}
         return {name: (int(self._tables[name].lookup(of)[0].sum()), len(of)) for name, of in keys.items()}
 
@@ -138,60 +122,22 @@ class Replica:
     def _write(self, change: RowChange) -> None:
         table = self._tables[change.table]
         with self._lock:
-            aside = self._aside.setdefault(change.table, _aside(table.dim))
-        for start in range(0, len(change.keys), PART_ROWS):
-            keys, rows = change.keys[start : start + PART_ROWS], change.rows[start : start + PART_ROWS]
+            aside = self._aside.setdefault(change.table, self._shape.table(change.table))
+        for keys, rows in parts_of(change.keys, change.rows):
             with self._lock:
                 _put_aside(aside, table, keys)
-                _load(table, keys, rows)
-        for start in range(0, len(change.gone), PART_ROWS):
-            keys = change.gone[start : start + PART_ROWS]
+                put(table, keys, rows)
+        for (keys,) in parts_of(change.gone):
             with self._lock:
                 _put_aside(aside, table, keys)
                 table.remove(keys)
 
-    def _check(self, change: RowChange) -> None:
-        if change.table not in self._tables:
-            raise PublicationCorrupt(f"there are rows of a table {change.table!r}, which the model has not")
-        dim = self._tables[change.table].dim
-        if len(change.keys) and change.rows.shape != (len(change.keys), dim):
-            raise PublicationCorrupt(f"table {change.table!r}: rows are {change.rows.shape}, not [n, {dim}]")
-        if not np.isfinite(change.rows).all():
-            raise PublicationCorrupt(f"table {change.table!r}: rows are not finite")
-
     def _checked(self, publication: Publication, weights: Weights) -> Any:
-        sizes = {"dense": self._spec.dense_size, "statistics": self._spec.statistics_size}
-        for (what, size), values in zip(sizes.items(), weights, strict=True):
-            if values.shape != (size,):
-                raise PublicationCorrupt(f"{_name(publication)} has {what} {values.shape}, not [{size}]")
-            if not np.isfinite(values).all():
-                raise PublicationCorrupt(f"{_name(publication)}: {what} weights are not finite")
+        self._shape.check_weights(publication, weights)
         return self._convert(weights)
-
-
-def _name(publication: Publication) -> str:
-    at = f"publication {publication.number}"
-    return at if publication.version is None else f"version {publication.version} ({at})"
-
-
-def _table(settings: dict[str, Any]) -> Table:
-    """An empty table without optimizer state: rows only."""
-    return Table(**{name: settings[name] for name in _KEPT if name in settings and name != "name"}, **_ROWS_ONLY)
-
-
-_ROWS_ONLY: dict[str, Any] = {"optimizer": "sgd", "rate": 1.0}
-
-
-def _aside(dim: int) -> Table:
-    return Table(dim, **_ROWS_ONLY)
 
 
 def _put_aside(aside: Table, table: Table, keys: NDArray[np.uint64]) -> None:
     """Keeps what keys read now, be it their birth value; the first time counts, should one come twice in a step."""
     new = keys[~aside.lookup(keys)[0]]
-    _load(aside, new, table.pull(new))
-
-
-def _load(table: Table, keys: NDArray[np.uint64], rows: Floats) -> None:
-    none = np.zeros(len(keys), np.uint32)
-    table.load(keys, rows.reshape(len(keys), table.dim), np.empty((len(keys), 0), np.float32), none, none)
+    put(aside, new, table.pull(new))

@@ -23,13 +23,14 @@ class RedisOrigin:
 
     Args:
         model: whose.
+        lookups: the same, by a server with a shorter timeout, for those who wait for rows that are looked up.
 
     Attributes:
         name: of the model.
     """
 
-    def __init__(self, model: RedisModel) -> None:
-        self._model, self._versions = model, RedisVersions(model)
+    def __init__(self, model: RedisModel, lookups: RedisModel | None = None) -> None:
+        self._model, self._versions, self._lookups = model, RedisVersions(model), lookups or model
         self.name = model.keys.model
 
     def versions(self) -> list[Publication]:
@@ -130,13 +131,13 @@ class RedisOrigin:
         if publication.version is not None:
             layout = self._layout(publication.version)
             step = Step(publication, self._versions.weights(layout), [])
-            return step, RedisLookup(self._model, publication, layout)
+            return step, RedisLookup(self._lookups, publication, layout)
         head = self._model.head()
         if head is None:
             raise PublicationCorrupt(f"the head of {self._model.name} is gone")
         (last,) = self._model.log.between(head.before, head.id)
         changes = [] if last.is_full else [decoded(change, last.layout) for change in last.changes]
-        return Step(last.publication, last.weights, changes), RedisLookup(self._model, last.publication, head.layout)
+        return Step(last.publication, last.weights, changes), RedisLookup(self._lookups, last.publication, head.layout)
 
     def _layout(self, version: int) -> Layout:
         found = self._versions.find(version)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -147,12 +147,12 @@ def test_the_loop_answers_others_while_a_large_batch_runs(head: Predictor, monke
         await batcher.predict(head, messages("u1", "u2"))
         assert len(threads) == 2
 
-    predict = Predictor.predict_messages
+    predict = Predictor._predict
 
-    def seen(predictor: Predictor, given: Sequence[bytes]) -> Predicted:
+    def seen(predictor: Predictor, *given: Any) -> Predicted | None:
         threads.add(threading.get_ident())
-        return predict(predictor, given)
+        return predict(predictor, *given)
 
-    monkeypatch.setattr(Predictor, "predict_messages", seen)
+    monkeypatch.setattr(Predictor, "_predict", seen)
     asyncio.run(run())
     batcher.close()

@@ -8,9 +8,10 @@ import pytest
 
 from streamtrain.errors import PublicationCorrupt
 from streamtrain.model.samples import SampleReader
-from streamtrain.serve import replica as replica_module
+from streamtrain.serve import loaded
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
+from streamtrain.serve.replica import Replica
 from streamtrain.store.memory_origin import MemoryOrigin
 from streamtrain.store.origin import RowChange, Weights
 from streamtrain.train.step import Step
@@ -49,10 +50,10 @@ def test_predicts_what_was_published(origin: MemoryOrigin, graph: Graph) -> None
 
 def test_no_answer_mixes_publications(origin: MemoryOrigin, graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are applied in many parts while two threads predict; every answer is of one publication, for all users."""
-    monkeypatch.setattr(replica_module, "PART_ROWS", 3)
+    monkeypatch.setattr(loaded, "PART_ROWS", 3)
     publish(origin, 1)
     predictors = [load(origin, graph)]
-    predictors.append(Predictor(MODEL, graph, predictors[0].replica, "head"))  # another reader of the same replica
+    predictors.append(Predictor(MODEL, graph, predictors[0].loaded, "head"))  # another reader of the same replica
     done = threading.Event()
     seen: list[set[float]] = [set(), set()]
     mixed: list[list[float]] = []
@@ -87,15 +88,16 @@ def test_rows_come_and_go(origin: MemoryOrigin, graph: Graph) -> None:
     origin.publish({"user": (new, rows(5, 1))}, weights(2), gone={"user": KEYS[:2]})
     (step,) = origin.follow(predictor.publication, 1)
     predictor.apply(step)
-    assert predictor.replica.rows == {"user": len(KEYS) - 1}
+    assert predictor.loaded.rows == {"user": len(KEYS) - 1}
     assert predictor.predict([{"user": user} for user in ("u0", "u1", "u2")]).tolist() == [[2000], [2000], [2001]]
-    assert load(origin, graph).replica.rows == predictor.replica.rows
+    assert load(origin, graph).loaded.rows == predictor.loaded.rows
 
 
 def test_a_row_that_comes_twice_in_a_step_is_put_aside_once(origin: MemoryOrigin, graph: Graph) -> None:
     publish(origin, 1)
     predictor = load(origin, graph)
-    replica = predictor.replica
+    replica = predictor.loaded
+    assert isinstance(replica, Replica)
     for number in (8, 9):
         replica._write(RowChange("user", KEYS, rows(number), KEYS[:1]))
         assert set(predictor.predict([{"user": user} for user in USERS])[:, 0].tolist()) == {1001.0}
@@ -142,5 +144,5 @@ def test_predicts_as_the_step_does(origin: MemoryOrigin, graph: Graph) -> None:
     samples: list[models.Sample] = [{"user": ["u1", "u2", "none"]}, {"user": []}]
     ((batch, _),) = SampleReader(MODEL, with_labels=False).batches(samples, 8)
     plan = MODEL.planner(1).plan(batch.keys, batch.starts, batch.offsets, batch.times)
-    of_step = Step(MODEL).predict(np.array([0, 4], np.float32), plan, predictor.replica.read([plan]).rows[0], batch)
+    of_step = Step(MODEL).predict(np.array([0, 4], np.float32), plan, predictor.loaded.read([plan]).rows[0], batch)
     assert of_step.tolist() == predictor.predict(samples).tolist() == [[4008], [4000]]
