@@ -7,7 +7,7 @@ NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help system servers demo kafka test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint chaos clean
+.PHONY: help system servers demo kafka test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -73,6 +73,10 @@ bench-stream: $(VENV)/ready servers ## from JSON in Kafka to what is learned (te
 
 bench-staleness: $(VENV)/ready ## how long workers wait for a slow one, by the staleness allowed (two minutes)
 	$(BIN)/python benchmarks/staleness.py
+
+bench-freshness: $(VENV)/ready servers ## from a sample produced to predictions that have learned it, under load (five minutes)
+	$(BIN)/python benchmarks/freshness.py --every 1s
+	$(BIN)/python benchmarks/freshness.py --every 100ms
 
 chaos: $(VENV)/ready servers ## kill real processes at random, 24 times, and Kafka twice, and count what was learned (four minutes)
 	$(BIN)/python -m tests.cluster.chaos --kills 24 --restarts 2 --every 5 --samples 90000 --rate 700 --tensorflow
