@@ -7,7 +7,7 @@ NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help system servers demo kafka test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness chaos clean
+.PHONY: help system servers demo kafka test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -77,6 +77,9 @@ bench-staleness: $(VENV)/ready ## how long workers wait for a slow one, by the s
 bench-freshness: $(VENV)/ready servers ## from a sample produced to predictions that have learned it, under load (five minutes)
 	$(BIN)/python benchmarks/freshness.py --every 1s
 	$(BIN)/python benchmarks/freshness.py --every 100ms
+
+bench-lookup: $(VENV)/ready ## what looking rows up costs a prediction, up to 10M rows (two minutes, 3 GB)
+	$(BIN)/python benchmarks/lookup.py
 
 chaos: $(VENV)/ready servers ## kill real processes at random, 24 times, and Kafka twice, and count what was learned (four minutes)
 	$(BIN)/python -m tests.cluster.chaos --kills 24 --restarts 2 --every 5 --samples 90000 --rate 700 --tensorflow
