@@ -26,7 +26,7 @@ class RedisPublished:
 
     def __init__(self, url: str, model: stm.Model) -> None:
         self.server = RedisServer(url, timeout=20)
-        self.model = RedisModel(self.server, f"served{next(_names)}")
+        self.model = RedisModel(self.server, f"cached{next(_names)}")
         self.dictionaries = RedisDictionaries(self.model)
         self.versions = RedisVersions(self.model)
         self.origin = RedisOrigin(self.model)
