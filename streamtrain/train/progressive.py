@@ -61,20 +61,28 @@ class Metrics:
 
     def as_dict(self) -> dict[str, float | None]:
         """For JSON: undefined figures are None."""
-        return {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
+        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
-class _Sums:
-    """What the metrics of one label are computed from: sums, and for binary labels counts by class and bin."""
+class Sums:
+    """What the metrics of one label are computed from: sums, and for binary labels counts by class and bin.
 
-    def __init__(self, kind: str | None) -> None:
-        self.binary = kind == "binary"
+    Args:
+        binary: whether the label is.
+
+    Attributes:
+        counts: float64 [2, BINS], weight by class and bin; [2, 0] of other labels.
+    """
+
+    def __init__(self, binary: bool) -> None:
+        self.binary = binary
         self.samples = 0
         self.non_finite = 0
         self.weight = self.labels = self.predictions = self.loss = self.absolute = 0.0
         self.counts = np.zeros((2, BINS if self.binary else 0))
 
     def add(self, predictions: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32]) -> None:
+        """Adds samples, float32 [n] each; a label of NaN is missing."""
         has_label, finite = ~np.isnan(labels), np.isfinite(predictions)
         self.non_finite += int((has_label & ~finite).sum())
         good = has_label & finite
@@ -93,12 +101,14 @@ class _Sums:
         bins = np.clip((logits + LOGIT_RANGE) * (BINS / (2 * LOGIT_RANGE)), 0, BINS - 1).astype(np.int64)
         self.counts += np.bincount(bins + BINS * (y > 0.5), weights=w, minlength=2 * BINS).reshape(2, BINS)
 
-    def merge(self, other: "_Sums") -> None:
+    def merge(self, other: "Sums") -> None:
+        """Adds those of other samples of the same label."""
         for name in ("samples", "non_finite", "weight", "labels", "predictions", "loss", "absolute"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.counts += other.counts
 
     def metrics(self) -> Metrics:
+        """The figures."""
         label, prediction = _ratio(self.labels, self.weight), _ratio(self.predictions, self.weight)
         common = (self.samples, label, prediction, _ratio(prediction, label))
         loss = _ratio(self.loss, self.weight)
@@ -135,9 +145,9 @@ class ProgressiveValidation:
     def __init__(self, labels: Sequence[Label], *, window: int = 100_000) -> None:
         self._labels = tuple(labels)
         self._part_size = max(1, window // WINDOW_PARTS)
-        self._total = [_Sums(label.kind) for label in labels]
-        self._parts: deque[list[_Sums]] = deque(maxlen=WINDOW_PARTS - 1)
-        self._part = [_Sums(label.kind) for label in labels]
+        self._total = [Sums(label.kind == "binary") for label in labels]
+        self._parts: deque[list[Sums]] = deque(maxlen=WINDOW_PARTS - 1)
+        self._part = [Sums(label.kind == "binary") for label in labels]
         self._in_part = 0
         self._pending: list[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]] = []
         self._pending_samples = 0
@@ -164,12 +174,16 @@ class ProgressiveValidation:
 
     def window(self) -> dict[str, Metrics]:
         """Metrics by label over the latest window."""
+        return {label: sums.metrics() for label, sums in self.window_sums().items()}
+
+    def window_sums(self) -> dict[str, Sums]:
+        """What the metrics over the latest window are computed from, by label; to be merged with those of others."""
         self._fold()
-        merged = [_Sums(label.kind) for label in self._labels]
+        merged = [Sums(label.kind == "binary") for label in self._labels]
         for part in [*self._parts, self._part]:
             for sums, of_part in zip(merged, part, strict=True):
                 sums.merge(of_part)
-        return {label.name: sums.metrics() for label, sums in zip(self._labels, merged, strict=True)}
+        return {label.name: sums for label, sums in zip(self._labels, merged, strict=True)}
 
     def _fold(self) -> None:
         if not self._pending:
@@ -180,19 +194,19 @@ class ProgressiveValidation:
         while start < len(weights):
             rows = slice(start, start + self._part_size - self._in_part)
             start = rows.stop
-            part = [_Sums(label.kind) for label in self._labels]
+            part = [Sums(label.kind == "binary") for label in self._labels]
             for j, sums in enumerate(part):
                 sums.add(predictions[rows, j], labels[rows, j], weights[rows])
             self._add_part(part, len(weights[rows]))
 
-    def _add_part(self, part: list[_Sums], samples: int) -> None:
+    def _add_part(self, part: list[Sums], samples: int) -> None:
         for total, current, sums in zip(self._total, self._part, part, strict=True):
             total.merge(sums)
             current.merge(sums)
         self._in_part += samples
         if self._in_part >= self._part_size:
             self._parts.append(self._part)
-            self._part, self._in_part = [_Sums(label.kind) for label in self._labels], 0
+            self._part, self._in_part = [Sums(label.kind == "binary") for label in self._labels], 0
 
 
 def _ratio(numerator: float, denominator: float) -> float:
