@@ -23,8 +23,12 @@ _COUNTERS: dict[str, tuple[Definition, tuple[str, ...]]] = {
     "gradients_expired": (of.DROPPED_ROWS, ("expired",)),
     "gradients_evicted": (of.DROPPED_ROWS, ("evicted",)),
     "checkpoint_failures": (of.CHECKPOINT_FAILURES, ()),
+    "publications_published": (of.PUBLICATIONS, ("published",)),
+    "publications_held": (of.PUBLICATIONS, ("held",)),
+    "publications_failed": (of.PUBLICATIONS, ("failed",)),
 }
-_GAUGES = (of.INFO, of.READY, of.ROWS, of.BYTES, of.DENSE, of.CLOCK, of.SAMPLES, of.WATERMARK, of.WORKERS, of.EPOCH)
+_STATE = (of.INFO, of.READY, of.ROWS, of.BYTES, of.DENSE, of.CLOCK, of.SAMPLES, of.WATERMARK, of.WORKERS, of.EPOCH)
+_GAUGES = (*_STATE, of.HELD)
 _COUNTED = (*dict.fromkeys(definition for definition, _ in _COUNTERS.values()), of.EVENTS)
 
 _Values = dict[tuple[object, ...], float]
@@ -63,6 +67,8 @@ class ShardMetrics(Collector):
         yield of.SAMPLES.family(None if samples is None else {(): samples})
         yield of.WATERMARK.family({(): watermark} if watermark else None)
         yield of.EPOCH.family({(): status.epoch} if status.epoch != NO_EPOCH else None)
+        leader = self._node.leader
+        yield of.HELD.family({(): leader.held} if leader else None)
         yield from _counted(counters)
 
 

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 
 from streamtrain.cluster.checkpoints import Checkpointer, Schedule
 from streamtrain.cluster.keeper import CheckpointKeeper
+from streamtrain.cluster.leading import Leading
 from streamtrain.cluster.metrics import ShardMetrics
-from streamtrain.cluster.publications import Publications, PublicationSchedule
+from streamtrain.cluster.publication_schedule import PublicationSchedule
+from streamtrain.cluster.publications import Publications
 from streamtrain.cluster.publisher import ShardPublisher
+from streamtrain.cluster.reports import Reports
 from streamtrain.errors import ConfigError
 from streamtrain.metrics.endpoint import Endpoint, process_registry, serve
 from streamtrain.ps.bulk import Bulk
@@ -23,6 +26,7 @@ from streamtrain.ps.shard import Shard
 from streamtrain.ps.shards import Control, LocalControl
 from streamtrain.settings import ConsistencySettings, PublishSettings, Settings
 from streamtrain.store.epochs import Epochs
+from streamtrain.store.gate import Gate
 from streamtrain.store.redis_dictionaries import RedisDictionaries
 from streamtrain.store.redis_model import RedisModel
 from streamtrain.store.redis_server import RedisServer
@@ -73,7 +77,7 @@ class PsProcess:
         self._epochs = Epochs(settings.checkpoint.url) if settings.checkpoint.url else None
         keeper = CheckpointKeeper(self._epochs) if self._epochs else None
         self._redis = _redis(settings.publish)
-        dictionaries = self._redis and _dictionaries(self._redis, settings.publish)
+        dictionaries = _dictionaries(self._redis, settings.publish) if self._redis else None
         publisher = ShardPublisher(dictionaries) if dictionaries else None
         make_consistency = strategy(settings.consistency, workers)
         self.node = Node(index, len(addresses), make_consistency, keeper, publisher=publisher)
@@ -83,15 +87,26 @@ class PsProcess:
         self.address = settings.ps.listen or addresses[index]
         self.port = listen(self.server.grpc, self.address, security)
         self.schedules: list[Schedule | PublicationSchedule] = []
-        controls = self._controls(addresses, security) if index == 0 else []
-        if self._epochs and controls:
-            kept = settings.checkpoint
+        if index == 0:
+            self._lead(self._controls(addresses, security), settings, dictionaries)
+        self.metrics = self._serve_metrics(settings.ps.metrics) if settings.ps.metrics else None
+
+    def _lead(self, controls: Sequence[Control], settings: Settings, dictionaries: RedisDictionaries | None) -> None:
+        """Checkpoints, publications and versions of all shards, of which this is the first."""
+        kept, publish = settings.checkpoint, settings.publish
+        if self._epochs:
             checkpointer = Checkpointer(controls, self._epochs, keep=kept.keep, full_every=kept.full_every)
             self.schedules.append(Schedule(checkpointer, kept.every))
-        if dictionaries and controls:
-            publications = Publications(controls, dictionaries, settings.publish.model, settings.publish.dtype)
-            self.schedules.append(PublicationSchedule(publications, settings.publish.every))
-        self.metrics = self._serve_metrics(settings.ps.metrics) if settings.ps.metrics else None
+        reports = Reports()
+        self.node.leader = leading = Leading(reports, self.node.count)
+        if not (dictionaries and self._redis):
+            return
+        gate = Gate(**dict(settings.gate))
+        publications = Publications(
+            controls, dictionaries, publish.model, publish.dtype, gate=gate, figures=reports.figures
+        )
+        leading.schedule = PublicationSchedule(publications, publish.every, self.node.count)
+        self.schedules.append(leading.schedule)
 
     def _serve_metrics(self, address: str) -> Endpoint:
         registry = process_registry()

@@ -2,16 +2,18 @@
 
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
-from streamtrain.errors import PublicationError, StreamtrainError
+from streamtrain.cluster.reference import Reference
+from streamtrain.errors import PublicationError
 from streamtrain.model.spec import Spec
 from streamtrain.ps import wire
 from streamtrain.ps.shards import Control
+from streamtrain.store.gate import Figures, Gate, GateClosed
 from streamtrain.store.origin import Publication
 from streamtrain.store.redis_dictionaries import Part, RedisDictionaries
 from streamtrain.store.redis_layout import FullPublicationNeeded, Layout, TableSize
@@ -25,30 +27,51 @@ _MIN_ROWS = 10_000
 
 
 class Publications:
-    """Publishes all shards. Used by one thread.
+    """Publishes all shards. Used by one thread at a time.
 
     Args:
         controls: of all shards, in order.
         dictionaries: where they are published.
         model: name of the model.
         dtype: of rows as they are published.
+        gate: what a publication must fulfil.
+        figures: gives those of the window, by label; publications bear them.
     """
 
     def __init__(
-        self, controls: Sequence[Control], dictionaries: RedisDictionaries, model: str, dtype: str = "float32"
+        self,
+        controls: Sequence[Control],
+        dictionaries: RedisDictionaries,
+        model: str,
+        dtype: str = "float32",
+        *,
+        gate: Gate = Gate(),  # noqa: B008  # it is immutable
+        figures: Callable[[], Figures] = dict,
     ) -> None:
         self._controls = controls
         self._dictionaries = dictionaries
         self._model = model
         self._dtype = dtype
+        self._gate = gate
+        self._figures = figures
+        self._reference: Reference | None = None
         self._full = False
+        self._bad: int | None = None  # shard that had something which is not finite when it was asked last
 
-    def publish(self) -> Publication | None:
+    def head(self) -> Publication | None:
+        """The publication that was published last; errors as of `publish`."""
+        return self._dictionaries.head()
+
+    def publish(self, *, force: bool = False) -> Publication | None:
         """Publishes what was learned; None: there is nothing new, or the shards have not begun.
 
+        Args:
+            force: whatever the gate says of its window, with which later ones are compared then.
+
         Raises:
+            GateClosed: its window is not good enough, or a shard has rows or weights that are not finite.
             ShardError: a shard cannot be reached, or cannot write.
-            OriginUnavailable: Redis does not answer. In either case the head stays, and it may be called again.
+            OriginUnavailable: Redis does not answer. In any case the head stays, and it may be called again.
             PublicationError: another process publishes this model.
         """
         with ThreadPoolExecutor(len(self._controls)) as pool:
@@ -63,21 +86,46 @@ class Publications:
             if head is not None and head.run == statuses[0].run and not self._full:
                 if dict(head.clock) == _earliest([wire.clock_of(status.clock) for status in statuses]):
                     return None
-                published = self._write(of_all, statuses, head.number + 1, full=False)
+                write = partial(self._write, of_all, statuses, head.number + 1)
+                published = self._let_through(head, write, force=force)
                 if published is not None:
                     return published
             self._full = True  # until it succeeds
-            published = self._write(of_all, statuses, (head.number if head else 0) + 1, full=True)
+            write = partial(self._write, of_all, statuses, (head.number if head else 0) + 1, full=True)
+            published = self._let_through(head, write, force=force)
             self._full = False
             return published
 
+    def _let_through(
+        self, head: Publication | None, write: Callable[[Figures], Publication | None], *, force: bool
+    ) -> Publication | None:
+        """Writes a publication, if its window is good enough."""
+        if self._reference is None:
+            self._reference = Reference(self._gate.min_samples)
+            self._reference.begin(head.metrics if head else {})
+        figures = self._figures()
+        if not force:
+            self._gate.check(f"publication {head.number + 1 if head else 1}", figures, self._reference.figures())
+        published = write(figures)
+        if published is not None:
+            (self._reference.begin if force else self._reference.add)(figures)
+        return published
+
     def _write(
-        self, of_all: Callable[[Callable[[Control], Any]], list[Any]], statuses: list[Any], number: int, *, full: bool
+        self,
+        of_all: Callable[[Callable[[Control], Any]], list[Any]],
+        statuses: list[Any],
+        number: int,
+        figures: Figures,
+        *,
+        full: bool = False,
     ) -> Publication | None:
         """Writes all parts and commits them; None: a full publication is needed instead."""
         layout = self._begin(statuses) if full else None
         text = layout.as_json() if layout else ""
-        answers = [json.loads(answer) for answer in of_all(lambda control: control.publish(number, text))]
+        if self._bad is not None:  # alone and first: what the others would write is in vain if it is still bad
+            self._check_finite(number, [self._controls[self._bad].publish(number, text)])
+        answers = self._check_finite(number, of_all(lambda control: control.publish(number, text)))
         for answer in answers:
             if "full" in answer:
                 if full:
@@ -96,6 +144,7 @@ class Publications:
             published=time.time(),
             dtype=layout.dtype if layout else self._dtype,
             rows={table: sum(part.rows[table] for part in parts) for table in parts[0].rows},
+            metrics=figures,
         )
         try:
             self._dictionaries.commit(publication, parts, layout)
@@ -106,6 +155,15 @@ class Publications:
         of_all(lambda control: control.apply())
         return publication
 
+    def _check_finite(self, number: int, texts: list[str]) -> list[dict[str, Any]]:
+        """Answers of shards."""
+        answers = [json.loads(text) for text in texts]
+        bad = [answer for answer in answers if "bad" in answer]
+        self._bad = bad[0]["shard"] if bad else None
+        if bad:
+            raise GateClosed(f"publication {number} is held back: {'; '.join(answer['bad'] for answer in bad)}")
+        return answers
+
     def _begin(self, statuses: list[Any]) -> Layout:
         dims = {one["name"]: one["dim"] for one in Spec.from_json(statuses[0].spec).tables}
         rows: dict[str, int] = dict.fromkeys(dims, 0)
@@ -114,61 +172,6 @@ class Publications:
                 rows[table.name] += table.rows
         sizes = {name: TableSize(dim, max(_ROOM * rows[name], _MIN_ROWS)) for name, dim in dims.items()}
         return self._dictionaries.begin(sizes, dtype=self._dtype, shards=len(statuses))
-
-
-class PublicationSchedule:
-    """Publishes at intervals, in a thread of its own; whatever fails is tried again at the next.
-
-    Args:
-        publications: what publishes.
-        every: seconds from one to the next.
-
-    Attributes:
-        published: how many there are.
-        failed: how many could not be; why is logged, once in a row.
-    """
-
-    def __init__(self, publications: Publications, every: float) -> None:
-        self._publications = publications
-        self._every = every
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="publications", daemon=True)
-        self._failing = ""
-        self.published = 0
-        self.failed = 0
-
-    def start(self) -> None:
-        """Begins."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends, after the publication that is under way."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        due = time.monotonic() + self._every
-        while not self._stop.wait(max(due - time.monotonic(), 0)):
-            due = time.monotonic() + self._every
-            try:
-                published = self._publications.publish()
-            except StreamtrainError as exc:
-                self._fail(str(exc))
-            except Exception:  # whatever it is: to go on training without ever publishing again would be worse
-                self.failed += 1
-                logger.exception("not published")
-            else:
-                if self._failing:
-                    logger.info("publishes again")
-                self._failing = ""
-                self.published += published is not None
-
-    def _fail(self, why: str) -> None:
-        self.failed += 1
-        kind = why.partition(":")[0]
-        if kind != self._failing:
-            logger.warning("not published: %s", why)
-        self._failing = kind
 
 
 def _part(given: list[Any]) -> Part:

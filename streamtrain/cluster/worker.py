@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from streamtrain.cluster.process import PsProcess
+from streamtrain.cluster.reports import Reporter
 from streamtrain.cluster.streams import open_stream
 from streamtrain.cluster.topic import beginning_of, wait_for_topic
 from streamtrain.errors import ShardUnavailable, SourceUnavailable
@@ -100,10 +101,15 @@ class WorkerProcess:
         self._name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.metrics = WorkerMetrics()
         self.validation = ProgressiveValidation(model.labels, window=settings.worker.window)
+        self._reporter: Reporter | None = None
         self.metrics.quality(self._quality)
 
     def _quality(self) -> dict[str, dict[str, float | None]]:
-        return {label: metrics.as_dict() for label, metrics in self.validation.window().items()}
+        """For the worker's metrics, about once a second; shard 0 is told, too."""
+        sums = self.validation.window_sums()
+        if self._reporter:
+            self._reporter.offer(sums)
+        return {label: of_label.metrics().as_dict() for label, of_label in sums.items()}
 
     def run(self, stopped: threading.Event) -> None:
         """Learns until `stopped` is set, and finishes what is under way then.
@@ -141,6 +147,7 @@ class WorkerProcess:
         retry = Retry(timeout=self._settings.ps.timeout)
         run = patiently(shards.agree, retry, stopped)
         client = shards.client(self._name, run, dtype=self._settings.ps.wire_dtype, retry=retry, stopped=stopped)
+        self._reporter = Reporter(shards.controls[0], self._name, self.metrics.report_failed)
         loop = Loop(
             *(self._model, self._step, client, lambda: patiently(shards.stands, retry, stopped)),
             intake=self._intake(run.id, stopped),
@@ -149,7 +156,11 @@ class WorkerProcess:
             validation=self.validation,
             metrics=self.metrics,
         )
-        loop.run(stopped)
+        self._reporter.start()
+        try:
+            loop.run(stopped)
+        finally:
+            self._reporter.close()
         logger.info("learned %d samples", loop.tally.samples)
 
     def _shards(self, start: Clock) -> Shards:

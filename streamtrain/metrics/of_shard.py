@@ -84,6 +84,20 @@ CHECKPOINT_FAILURES = Definition(
     "failures",
     "Checkpoints whose part of the shard could not be written.",
 )
+PUBLICATIONS = Definition(
+    "streamtrain_shard_publications_total",
+    "counter",
+    ("outcome",),
+    "publications",
+    "Publications that shard 0 tried: published, held (back, by the quality gate) or failed.",
+)
+HELD = Definition(
+    "streamtrain_shard_publication_held",
+    "gauge",
+    (),
+    "",
+    "1 while publications are held back by the quality gate, else 0; of shard 0.",
+)
 EVENTS = Definition(
     "streamtrain_shard_events_total",
     "counter",

@@ -105,6 +105,13 @@ BUFFERED = Definition(
 RECONNECTS = Definition(
     "streamtrain_worker_reconnects_total", "counter", (), "reconnects", "Sessions with shards that were opened again."
 )
+REPORT_FAILURES = Definition(
+    "streamtrain_worker_report_failures_total",
+    "counter",
+    (),
+    "failures",
+    "Windows of predictions that shard 0 was to be told of, about once a second, and did not take.",
+)
 
 # What became of its gradients, on all shards.
 ROW_GRADIENTS = Definition(

@@ -66,6 +66,7 @@ class WorkerMetrics:
         self._skipped = of.SKIPPED.counter(registry)
         self._sampled_out = of.SAMPLED_OUT.counter(registry)
         self._buffered = of.BUFFERED.gauge(registry)
+        self._report_failures = of.REPORT_FAILURES.counter(registry)
         row_gradients, dropped_rows = of.ROW_GRADIENTS.counter(registry), of.DROPPED_ROWS.counter(registry)
         self._gradients = {name: row_gradients.labels(label) for name, label in _ROW_GRADIENTS.items()}
         self._gradients |= {name: dropped_rows.labels(name) for name in _DROPPED_ROWS}
@@ -144,6 +145,10 @@ class WorkerMetrics:
     def reconnects(self, total: int) -> None:
         """Sessions with shards that were opened again, since the worker began."""
         self._latest.reconnects = total
+
+    def report_failed(self) -> None:
+        """A window was not taken by shard 0."""
+        self._report_failures.inc()
 
     def quality(self, read: Quality) -> None:
         """Where windowed figures come from. It is called by whoever calls `learned` or `refresh`, never by a scrape."""

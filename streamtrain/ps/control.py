@@ -4,7 +4,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -123,6 +123,8 @@ class RemoteControl:
         self._write = method("Write", pb.Written)
         self._publish = method("Publish", pb.Published)
         self._apply = method("Apply", pb.Applied)
+        self._report = method("Report", pb.Reported)
+        self._publish_now = method("PublishNow", pb.PublishedNow)
 
     def status(self) -> Any:
         """How the shard is, a `ShardStatus`."""
@@ -162,6 +164,19 @@ class RemoteControl:
     def apply(self) -> None:
         """See `Node.apply`."""
         self._call(self._apply, pb.ApplyRequest(), timeout=None)
+
+    def report(self, worker: str, windows: Sequence[Any]) -> None:
+        """See `Leader.report`."""
+        self._call(self._report, pb.ReportRequest(worker=worker, windows=windows))
+
+    def publish_now(self, *, force: bool = False, timeout: float | None = None) -> str:
+        """See `Leader.publish_now`.
+
+        Args:
+            force: whatever the quality gate says.
+            timeout: seconds for the answer; None: as long as it takes.
+        """
+        return str(self._call(self._publish_now, pb.PublishNowRequest(force=force), timeout=timeout).publication)
 
     def _call(self, method: Any, request: Any, timeout: float | None = -1.0) -> Any:
         try:

@@ -10,6 +10,7 @@ from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.model.spec import slice_of
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.consistency import Consistency
+from streamtrain.ps.leader import Leader
 from streamtrain.ps.shard import Initial, Shard
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class Node:
     Attributes:
         counters: what happened, by name.
         epoch: the checkpoint that was written or restored last; -1: none.
+        leader: of all shards, if this one is; set before it is served.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Node:
         self.shards = shards
         self.counters: dict[str, int] = {}
         self.epoch = NO_EPOCH
+        self.leader: Leader | None = None
         self._make_consistency = consistency
         self._keeper = keeper
         self._publisher = publisher

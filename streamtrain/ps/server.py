@@ -85,5 +85,7 @@ def _handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
             "Write": unary(servicer.write, pb.WriteRequest),
             "Publish": unary(servicer.publish, pb.PublishRequest),
             "Apply": unary(servicer.apply, pb.ApplyRequest),
+            "Report": unary(servicer.report, pb.ReportRequest),
+            "PublishNow": unary(servicer.publish_now, pb.PublishNowRequest),
         },
     )

@@ -22,6 +22,7 @@ from streamtrain.errors import (
 from streamtrain.model.spec import Spec
 from streamtrain.ps import wire
 from streamtrain.ps.consistency import Consistency
+from streamtrain.ps.leader import leader_of
 from streamtrain.ps.node import Node
 from streamtrain.ps.push import Floats, Pushed
 from streamtrain.ps.sessions import Limits, OpenSession, Sessions
@@ -75,6 +76,8 @@ class Servicer:
                 # A worker that has come again through another session is known by that one.
                 if session.worker and self._sessions.workers().count(session.worker) == 1:
                     consistency.leave(session.worker)
+                    if self._node.leader is not None:
+                        self._node.leader.leave(session.worker)
 
     def _join(self, join: Any, session: OpenSession, shard: Shard, c: Consistency) -> bytes:
         for what, theirs, mine in (
@@ -199,6 +202,17 @@ class Servicer:
         with self._translated(context):
             self._node.apply()
             return pb.Applied()
+
+    def report(self, request: Any, context: Any) -> Any:
+        """Hears how good a worker's predictions are."""
+        with self._translated(context):
+            leader_of(self._node).report(request.worker, request.windows)
+            return pb.Reported()
+
+    def publish_now(self, request: Any, context: Any) -> Any:
+        """Publishes what all shards have learned."""
+        with self._translated(context):
+            return pb.PublishedNow(publication=leader_of(self._node).publish_now(force=request.force))
 
     @contextmanager
     def _translated(self, context: Any) -> Iterator[None]:

@@ -16,6 +16,7 @@ from streamtrain.ps import wire
 from streamtrain.ps.client import Client
 from streamtrain.ps.clock import Clock, Stand
 from streamtrain.ps.control import Metadata, RemoteControl, Retry
+from streamtrain.ps.leader import leader_of
 from streamtrain.ps.node import CutAt, Frozen, Node
 from streamtrain.ps.push import Floats
 from streamtrain.ps.remote import Introduction, RemoteSession
@@ -52,6 +53,12 @@ class Control(Protocol):
     def apply(self) -> None:
         """See `Node.apply`."""
 
+    def report(self, worker: str, windows: Sequence[Any]) -> None:
+        """See `Leader.report`."""
+
+    def publish_now(self, *, force: bool = False, timeout: float | None = None) -> str:
+        """See `Leader.publish_now`; for at most `timeout` seconds, if it is far away."""
+
 
 class LocalControl:
     """The control of a node in the same process."""
@@ -70,6 +77,14 @@ class LocalControl:
         """See Control."""
         self._node.initialise(initial)
         return self.status()
+
+    def report(self, worker: str, windows: Sequence[Any]) -> None:
+        """See Control."""
+        leader_of(self._node).report(worker, windows)
+
+    def publish_now(self, *, force: bool = False, timeout: float | None = None) -> str:
+        """See Control."""
+        return leader_of(self._node).publish_now(force=force)
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,7 @@ class Loop:
     def _fetch(self, most: int, seconds: float) -> None:
         with self._metrics.stage("poll"):
             self._intake.poll(most, seconds)
+        self._metrics.refresh()  # here, as it is called in any case: also the last batches are to show
         self._polled = time.monotonic()
 
     def _read_ahead(self) -> None:
@@ -236,7 +237,6 @@ class Loop:
         self._intake.commit(self._settled)
         self._metrics.position(self._cursor.positions)
         self._metrics.reconnects(self._client.reconnects)
-        self._metrics.refresh()
         self._settled = {}
         self._committed = time.monotonic()
 

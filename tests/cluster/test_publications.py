@@ -1,113 +1,25 @@
 """Shards published to a real server: what can be read there is what they have learned, whatever fails meanwhile."""
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
 
-import numpy as np
 import pytest
 import redis
 
-from streamtrain.cluster.publications import Publications, PublicationSchedule
+from streamtrain.cluster.publication_schedule import PublicationSchedule
+from streamtrain.cluster.publications import Publications
 from streamtrain.cluster.publisher import ShardPublisher
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import OriginUnavailable, PublicationError, ShardError
-from streamtrain.model.spec import slice_of
-from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.node import Node
 from streamtrain.ps.shard import Initial, Run
 from streamtrain.ps.shards import Control, LocalControl
-from streamtrain.store.origin import Publication, Weights
 from streamtrain.store.redis_dictionaries import RedisDictionaries
 from streamtrain.store.redis_model import RedisModel
-from streamtrain.store.redis_origin import RedisOrigin
-from streamtrain.store.redis_server import RedisServer
-from tests.ps.counting import DENSE, SPEC, Log, key, pushes
+from tests.cluster.published import Cluster, assert_published, connect, read
+from tests.ps.counting import SPEC
 from tests.ps.raw import until
 from tests.ps.served import COUNTING
-
-LOG: Log = {0: [[1, 2], [2], [3], [1], [7, 8], [9], [2, 3], [11]]}
-
-
-@pytest.fixture
-def server() -> Iterator[Valkey]:
-    with Valkey() as one:
-        yield one
-
-
-OPEN: list[RedisServer] = []
-
-
-def connect(url: str) -> RedisServer:
-    """A connection that ends with the test."""
-    OPEN.append(RedisServer(url, timeout=1.0))
-    return OPEN[-1]
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    yield
-    while OPEN:
-        OPEN.pop().close()
-
-
-class Cluster:
-    """Shards that learn a log, published under a name."""
-
-    def __init__(self, url: str, shards: int = 2, run: str = "run") -> None:
-        self.model = RedisModel(connect(url), "counted")
-        self.nodes = [
-            Node(i, shards, Async, publisher=ShardPublisher(RedisDictionaries(self.model))) for i in range(shards)
-        ]
-        for i, node in enumerate(self.nodes):
-            slices = (slice_of(size, i, shards) for size in (DENSE, 2))
-            zeros = (np.zeros(one.stop - one.start, np.float32) for one in slices)
-            node.initialise(Initial(Run(run, {}), SPEC, *zeros))
-        self.controls: list[Control] = [LocalControl(node) for node in self.nodes]
-        self.publications = Publications(self.controls, RedisDictionaries(self.model), "counted")
-        self.learned = 0
-
-    def learn(self, samples: int) -> None:
-        span = Span(0, self.learned, self.learned + samples)
-        for node, push in zip(self.nodes, pushes(LOG, [span], len(self.nodes)), strict=True):
-            node.shard.push(push)
-        self.learned += samples
-
-    def publish(self) -> Publication:
-        published = self.publications.publish()
-        assert published is not None
-        return published
-
-
-def read(url: str) -> tuple[Publication, dict[int, float], Weights]:
-    """The head as a server loads it."""
-    origin = RedisOrigin(RedisModel(connect(url), "counted"))
-    head = origin.find(None)
-    assert head is not None
-    rows: dict[int, float] = {}
-
-    def take(change: Any) -> None:
-        for one in change.gone.tolist():
-            rows.pop(one, None)
-        rows.update(zip(change.keys.tolist(), change.rows[:, 0].tolist(), strict=True))
-
-    publication, weights = origin.load(head, take)
-    return publication, rows, weights
-
-
-def counts(samples: Sequence[Sequence[int]]) -> dict[int, float]:
-    return {key(one): float(n) for one, n in Counter(one for sample in samples for one in sample).items()}
-
-
-def assert_published(url: str, samples: int) -> None:
-    publication, rows, weights = read(url)
-    assert dict(publication.clock) == {0: samples}
-    assert rows == counts(LOG[0][:samples])
-    assert dict(publication.rows) == {"ids": len(rows)}
-    assert weights.dense.tolist() == [samples] * DENSE
-    assert weights.statistics.tolist() == [samples] * 2
 
 
 def test_what_was_learned_is_published(server: Valkey) -> None:
@@ -214,7 +126,7 @@ def test_another_number_of_shards_begins_anew(server: Valkey) -> None:
 
 
 def test_the_schedule_publishes_and_says_once_that_it_cannot(server: Valkey, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "streamtrain.cluster.publications")
+    caplog.set_level(logging.INFO, "streamtrain.cluster")
     cluster = Cluster(server.url)
     cluster.learn(2)
     schedule = PublicationSchedule(cluster.publications, 0.02)

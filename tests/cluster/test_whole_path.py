@@ -8,12 +8,16 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamtrain.embedded.valkey import Valkey
+from streamtrain.store.redis_model import RedisModel
+from streamtrain.store.redis_origin import RedisOrigin
+from streamtrain.store.redis_server import RedisServer
 from tests.cluster.ports import free_ports
 from tests.ps.raw import until
 
@@ -76,6 +80,14 @@ def ask(url: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
         return 0, None, None
 
 
+def published_figures(url: str) -> dict[str, Any]:
+    """Those of the head."""
+    with closing(RedisServer(url)) as server:
+        head = RedisOrigin(RedisModel(server, "clicks")).find(None)
+    assert head is not None
+    return dict(head.metrics.get("label", {}))
+
+
 def test_a_sample_changes_what_is_predicted(processes: Processes) -> None:
     shard, listen = (f"127.0.0.1:{port}" for port in free_ports(2))
     with Valkey() as server:
@@ -112,5 +124,16 @@ def test_a_sample_changes_what_is_predicted(processes: Processes) -> None:
         assert status == 200, (answer, processes.said())
         assert answer["predictions"][2][0] > unknown
         assert ask(predict, users, x_min_offset="0:9999")[0] == 412
+
+        def told() -> bool:
+            """A worker tells of its window about once a second, and what is published after that has it."""
+            processes.produce([{"ts": 1_700_003_001, "user": "ann", "label": 1}])
+            return bool(published_figures(server.url).get("samples", 0) >= 2000)
+
+        until(told, LONG)
+        figures = published_figures(server.url)
+        assert figures["auc"] > 0.7
+        assert figures["log_loss"] < 0.7
+        assert figures["non_finite"] == 0
         assert processes.stop() == [0, 0, 0], processes.said()
     assert os.path.exists(processes.folder / "serve.log")

@@ -1,0 +1,119 @@
+"""Publication schedule: publishes a cluster at intervals, and when it is asked to."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from streamtrain.cluster.publications import Publications
+from streamtrain.errors import ShardError, ShardUnavailable, StreamtrainError
+from streamtrain.store.gate import GateClosed
+from streamtrain.store.origin import Publication
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 60.0
+
+
+class PublicationSchedule:
+    """Publishes at intervals, in a thread of its own; what fails or is held back is tried again at the next.
+
+    Args:
+        publications: what publishes; used here only.
+        every: seconds from one to the next.
+        count: called with "publications_published", "publications_held" or "publications_failed" for each.
+
+    Attributes:
+        published: how many there are.
+        failed: how many could not be; why is logged, once in a row.
+        held: whether the last one was held back; why is logged as it begins.
+    """
+
+    def __init__(
+        self, publications: Publications, every: float, count: Callable[[str], object] = lambda name: None
+    ) -> None:
+        self._publications = publications
+        self._every = every
+        self._count = count
+        self._stop = threading.Event()
+        self._lock = threading.Lock()  # who publishes
+        self._thread = threading.Thread(target=self._run, name="publications", daemon=True)
+        self._failing = ""
+        self.published = 0
+        self.failed = 0
+        self.held = False
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends, after the publication that is under way."""
+        self._stop.set()
+        self._thread.join()
+
+    def now(self, *, force: bool = False, patience: float = _PATIENCE) -> Publication:
+        """Publishes what is new, and returns the head. Thread-safe.
+
+        Args:
+            force: as of `Publications.publish`.
+            patience: seconds to wait for a publication that is under way.
+
+        Raises:
+            ShardUnavailable: nothing has been learned yet.
+            ShardError: another publication takes too long; or errors as of `Publications.publish`.
+        """
+        if not self._lock.acquire(timeout=patience):
+            raise ShardError(f"another publication has been under way for {patience:g} s")
+        try:
+            head = self._publish(force=force) or self._publications.head()
+        finally:
+            self._lock.release()
+        if head is None:
+            raise ShardUnavailable("nothing is published, as nothing has been learned yet")
+        return head
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._every
+        while not self._stop.wait(max(due - time.monotonic(), 0)):
+            due = time.monotonic() + self._every
+            try:
+                with self._lock, suppress(StreamtrainError):  # which have been logged
+                    self._publish()
+            except Exception:  # whatever it is: to go on training without ever publishing again would be worse
+                self._fail()
+                logger.exception("not published")
+
+    def _publish(self, *, force: bool = False) -> Publication | None:
+        try:
+            published = self._publications.publish(force=force)
+        except GateClosed as exc:
+            self._hold(str(exc))
+            raise
+        except StreamtrainError as exc:
+            self._fail(str(exc))
+            raise
+        if self._failing:
+            logger.info("publishes again")
+        if self.held:
+            logger.info("no publication is held back any more")
+        self._failing, self.held = "", False
+        if published is not None:
+            self.published += 1
+            self._count("publications_published")
+        return published
+
+    def _hold(self, why: str) -> None:
+        self._count("publications_held")
+        if not self.held:
+            logger.warning("%s; training goes on, and it is tried again", why)
+        self.held = True
+
+    def _fail(self, why: str = "") -> None:
+        self.failed += 1
+        self._count("publications_failed")
+        kind = why.partition(":")[0]
+        if kind and kind != self._failing:
+            logger.warning("not published: %s", why)
+        self._failing = kind or self._failing

@@ -1,0 +1,86 @@
+"""Published table: the rows of one table of a shard as they are published while it is trained."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamtrain._core import Rows, Table
+from streamtrain.store.origin import RowChange
+
+_READ_ROWS = 1 << 12  # in one turn, as pushes wait meanwhile
+_SCANNED_IDS = 1 << 16
+
+
+class PublishedTable:
+    """What changes goes into a channel of the table from now on.
+
+    Rows that L1 has driven to zero are published as gone, where a key without a row reads zeros as well.
+
+    Args:
+        settings: of the table, as in a spec.
+        table: the table.
+
+    Attributes:
+        rows: how many there are in public, as of when `changes` ended.
+    """
+
+    def __init__(self, settings: dict[str, Any], table: Table) -> None:
+        self.name = str(settings["name"])
+        self.rows = 0
+        self._table = table
+        self._channel = table.open_channel()
+        self._zeros = Table(1, optimizer="sgd", rate=1.0) if _drops_zeros(settings) else None  # a set of keys
+
+    def close(self) -> None:
+        """Ends; what changes is not kept any more."""
+        self._table.close_channel(self._channel)
+
+    def all(self) -> Iterator[RowChange]:
+        """Every row, some of them as they were at one moment and some at another, but for which `changes` follows."""
+        for rows in scanned(self._table):
+            change = self._change(rows, rows.keys[:0])
+            yield change._replace(gone=change.gone[:0])
+
+    def changes(self) -> list[RowChange]:
+        """What has changed since all was read, or since the last time; counts the rows that there are then."""
+        found = []
+        while True:
+            drained = self._table.drain(self._channel, _READ_ROWS)
+            found.append(self._change(drained.rows, drained.tombstones))
+            rows = len(self._table)
+            if not self._table.pending(self._channel):  # so nothing has changed since the drain: the count is exact
+                self.rows = rows - (0 if self._zeros is None else len(self._zeros))
+                return found
+
+    def put_back(self, change: RowChange) -> None:
+        """Has a change come again."""
+        for keys in (change.keys, change.gone):
+            self._table.mark_dirty(self._channel, keys)
+
+    def _change(self, rows: Rows, gone: NDArray[np.uint64]) -> RowChange:
+        keys, embeddings = rows.keys, rows.embeddings
+        if self._zeros is None:
+            return RowChange(self.name, keys, embeddings, gone)
+        there = embeddings.any(axis=1)
+        zeros = keys[~there]
+        self._zeros.remove(np.concatenate([keys[there], gone]))
+        none = np.zeros(len(zeros), np.uint32)
+        self._zeros.load(
+            zeros, np.zeros((len(zeros), 1), np.float32), np.empty((len(zeros), 0), np.float32), none, none
+        )
+        return RowChange(self.name, keys[there], embeddings[there], np.concatenate([gone, zeros]))
+
+
+def scanned(table: Table) -> Iterator[Rows]:
+    """All rows of a table, in parts."""
+    cursor: int | None = 0
+    while cursor is not None:
+        cursor, rows = table.scan(cursor, _SCANNED_IDS)
+        yield rows
+
+
+def _drops_zeros(settings: dict[str, Any]) -> bool:
+    """Whether rows become zero for good, and keys without a row read zeros."""
+    return bool(settings["optimizer"] == "ftrl" and settings.get("l1", 0) > 0 and settings.get("init_scale") == 0)

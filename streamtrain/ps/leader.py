@@ -1,0 +1,50 @@
+"""Leader: what shard 0 does for all of them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streamtrain.errors import ShardRefused
+
+if TYPE_CHECKING:
+    from streamtrain.ps.node import Node
+
+
+class Leader(Protocol):
+    """Hears how good workers' predictions are, and publishes. Thread-safe."""
+
+    @property
+    def held(self) -> bool:
+        """Whether a publication is held back."""
+
+    def report(self, worker: str, windows: Sequence[Any]) -> None:
+        """Takes the windows of a worker, `LabelWindow` of schemas/ps.proto, in place of those before.
+
+        Raises:
+            ShardRefused: they are damaged, or too large.
+        """
+
+    def leave(self, worker: str) -> None:
+        """Forgets the windows of a worker."""
+
+    def publish_now(self, *, force: bool = False) -> str:
+        """Publishes what is new, and describes the head, as JSON.
+
+        Args:
+            force: whatever the quality gate says.
+
+        Raises:
+            ShardUnavailable: nothing has been learned yet.
+            ShardRefused: it is published nowhere.
+            ShardError: it is held back, or cannot be published; says why.
+        """
+
+
+def leader_of(node: "Node") -> Leader:
+    """The leader that a node is.
+
+    Raises:
+        ShardRefused: it is none.
+    """
+    if node.leader is None:
+        raise ShardRefused(f"shard {node.index} does not lead the others; ask shard 0", "mismatch")
+    return node.leader
