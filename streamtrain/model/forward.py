@@ -4,7 +4,6 @@ TensorFlow is loaded when a Forward is made.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -48,11 +47,12 @@ class Columns(NamedTuple):
         """Number of columns."""
         return self.labels
 
-    @property
-    def sizes(self) -> list[int]:
-        """Number of columns of each part."""
-        bounds = [0, *self, self.in_training]
-        return [stop - start for start, stop in pairwise(bounds)]
+
+def cut(columns: "tf.Tensor", widths: list[int]) -> list["tf.Tensor"]:
+    """Columns [n, sum of widths] in parts, within a traced graph: by one operation, as each has its price."""
+    import tensorflow as tf
+
+    return [*tf.split(columns, widths, axis=1)] if widths else []
 
 
 class Traced:
@@ -92,6 +92,8 @@ class Forward:
 
     Attributes:
         columns: of the matrix.
+        pooled: columns of each embedded feature in the matrix.
+        others: those of each numeric feature, then of each sequence's length: 1.
         own: non-trainable weights that are no statistics: the states of random generators, as of dropout.
     """
 
@@ -102,6 +104,8 @@ class Forward:
         self._model = model
         self._sequences = [f for f, one in enumerate(model.schema.embedded) if one.combiner is None]
         self.columns = Columns.of(model)
+        self.pooled = [one.dim * (one.max_length or 1 if one.combiner is None else 1) for one in model.schema.embedded]
+        self.others = [1] * (self.columns.labels - self.columns.numeric)
         state = model.keras.non_trainable_variables
         self._is_statistic = [one.dtype == "float32" for one in state]
         self.own = [one for one, is_statistic in zip(state, self._is_statistic, strict=True) if not is_statistic]
@@ -141,9 +145,7 @@ class Forward:
         self,
         trainable: list["tf.Tensor"],
         state: list["tf.Tensor"],
-        rows: "tf.Tensor",
-        numeric: "tf.Tensor",
-        lengths: "tf.Tensor",
+        parts: list["tf.Tensor"],
         *,
         training: bool,
     ) -> Made:
@@ -152,27 +154,23 @@ class Forward:
         Args:
             trainable: weights in Keras's order.
             state: non-trainable ones, too.
-            rows: the matrix's columns of pooled rows.
-            numeric: those of numeric features.
-            lengths: those of lengths of sequences.
+            parts: the matrix's columns, cut into those `pooled` and the `others`.
             training: whether layers behave as in training.
         """
-        inputs = self._inputs(rows, numeric, lengths)
+        inputs = self._inputs(parts)
         outputs, new_state = self._model.keras.stateless_call(trainable, state, inputs, training=training)
         return outputs, new_state
 
-    def _inputs(self, rows: "tf.Tensor", numeric: "tf.Tensor", lengths: "tf.Tensor") -> dict[str, Any]:
-        """Cuts the columns into the graph's named inputs."""
+    def _inputs(self, parts: list["tf.Tensor"]) -> dict[str, Any]:
+        """The graph's named inputs."""
         tf = self._tf
         schema = self._model.schema
-        widths = [one.dim * (one.max_length or 1 if one.combiner is None else 1) for one in schema.embedded]
-        parts = [*tf.split(rows, widths, axis=1)] if widths else []
-        parts += [numeric[:, i : i + 1] for i in range(len(schema.numerics))]
-        by_name = dict(zip([one.name for one in [*schema.embedded, *schema.numerics]], parts, strict=True))
-        for i, f in enumerate(self._sequences):
+        names = [one.name for one in [*schema.embedded, *schema.numerics]]
+        by_name = dict(zip(names, parts, strict=False))
+        for f, lengths in zip(self._sequences, parts[len(names) :], strict=True):
             one = schema.embedded[f]
             by_name[one.name] = tf.reshape(by_name[one.name], [-1, one.max_length, one.dim])
-            by_name[f"{one.name}_mask"] = tf.sequence_mask(tf.cast(lengths[:, i], tf.int32), one.max_length)
+            by_name[f"{one.name}_mask"] = tf.sequence_mask(tf.cast(lengths[:, 0], tf.int32), one.max_length)
         return by_name
 
     def predictions(self, outputs: dict[str, Any]) -> "tf.Tensor":

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamtrain._core import Plan
 from streamtrain.model.batch import Batch
-from streamtrain.model.forward import Forward, Traced
+from streamtrain.model.forward import Forward, Traced, cut
 from streamtrain.model.model import Model
 from streamtrain.store.origin import Floats, Weights
 
@@ -68,8 +68,7 @@ class Graph:
 
     def function(self, tensors: Tensors, matrix: Any) -> Any:
         """What is traced: `call`, in TensorFlow's operations."""
-        at = self._forward.columns
-        rows, numeric, lengths = self._tf.split(matrix, at.sizes[:3], axis=1)
+        parts = cut(matrix, self._forward.pooled + self._forward.others)
         trainable, state = tensors[: self._trainable], tensors[self._trainable :]
-        outputs, _ = self._forward.call(trainable, state, rows, numeric, lengths, training=False)
+        outputs, _ = self._forward.call(trainable, state, parts, training=False)
         return self._forward.predictions(outputs)

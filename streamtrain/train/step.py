@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamtrain._core import Plan
 from streamtrain.errors import ConfigError
 from streamtrain.model.batch import Batch
-from streamtrain.model.forward import Forward, Traced
+from streamtrain.model.forward import Forward, Traced, cut
 from streamtrain.model.model import Model
 
 if TYPE_CHECKING:
@@ -115,10 +115,12 @@ class Step:
     def _train_graph(self, state: list["tf.Tensor"], parameters: "tf.Tensor", matrix: "tf.Tensor") -> Any:
         tf, at = self._tf, self._forward.columns
         pieces, statistics, state = self._weights(parameters, state)
-        rows, numeric, lengths, labels, weights = tf.split(matrix, at.sizes, axis=1)
+        widths = [at.numeric, *self._forward.others, at.weight - at.labels, 1]
+        rows, *others, labels, weights = cut(matrix, widths)
         with tf.GradientTape() as tape:
             tape.watch([rows, pieces])
-            outputs, new_state = self._forward.call(pieces, state, rows, numeric, lengths, training=True)
+            parts = [*cut(rows, self._forward.pooled), *others]
+            outputs, new_state = self._forward.call(pieces, state, parts, training=True)
             loss = self._loss(outputs, labels, weights[:, 0])
         row_gradient, gradients = tape.gradient(
             loss, [rows, pieces], unconnected_gradients=tf.UnconnectedGradients.ZERO
@@ -129,14 +131,13 @@ class Step:
         if new_statistics:
             changes -= tf.concat([tf.zeros([self._dense_size]), statistics], 0)
         if self._differs:
-            outputs, _ = self._forward.call(pieces, state, rows, numeric, lengths, training=False)
+            outputs, _ = self._forward.call(pieces, state, parts, training=False)
         return self._forward.predictions(outputs), loss, row_gradient, changes, own
 
     def _predict_graph(self, state: list["tf.Tensor"], parameters: "tf.Tensor", matrix: "tf.Tensor") -> Any:
-        tf, at = self._tf, self._forward.columns
         pieces, _, state = self._weights(parameters, state)
-        rows, numeric, lengths = tf.split(matrix, at.sizes[:3], axis=1)
-        outputs, _ = self._forward.call(pieces, state, rows, numeric, lengths, training=False)
+        parts = cut(matrix, self._forward.pooled + self._forward.others)
+        outputs, _ = self._forward.call(pieces, state, parts, training=False)
         return self._forward.predictions(outputs)
 
     def _weights(self, parameters: "tf.Tensor", own: list["tf.Tensor"]) -> tuple[list[Any], "tf.Tensor", list[Any]]:
