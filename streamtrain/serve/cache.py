@@ -1,9 +1,9 @@
 """Cache: some rows of a publication in this process, the others in the origin, for tables that do not fit.
 
-A row that is looked up comes with the number of the publication that it was read of, and is used with the weights of
-that publication only: the head that has moved on meanwhile is waited for, or asked again. What a publication has
-changed itself may not be in the origin's dictionary yet, and comes with the step to it: until the next step it is held
-whole, in front of all else, so that a step is one exchange of references.
+A row that is looked up is used with one publication only: the one that was followed before it was asked for, and was
+still the head afterwards. If the head has moved on meanwhile, it is followed so far and asked again. What a publication
+has changed itself may not be in the origin's dictionary yet, and comes with the step to it: until the next step it is
+held whole, in front of all else, so that a step is one exchange of references.
 
 Whether an id has a row is known by its count: 1; it is 0 of one that has none, and is kept with its birth value.
 """
@@ -66,11 +66,15 @@ class _Rows:
         return table
 
     def keep(self, fetched: Table, now: int) -> None:
-        """Keeps what was fetched; what was not seen for longest goes."""
+        """Keeps what was fetched; what was not seen for longest goes.
+
+        But not what the publication has changed: that may have been fetched as it was before, after `settle` was there.
+        """
         cursor: int | None = 0
         while cursor is not None:
             cursor, rows = fetched.scan(cursor, PART_ROWS)
-            put(self.kept, rows.keys, rows.embeddings, rows.counts, now)
+            same = ~self.last.lookup(rows.keys)[0]
+            put(self.kept, rows.keys[same], rows.embeddings[same], rows.counts[same], now)
 
     def settle(self, cursor: int) -> int | None:
         """Brings some of what is kept up to what the publication has changed; returns where to go on."""
@@ -137,7 +141,7 @@ class Cache:
         self.lookups: dict[tuple[str, str], int] = {
             (name, outcome): 0 for name in tables for outcome in ("hit", "miss", "failed")
         }
-        self._exchange(first)
+        self._exchange(first, self._checked(first))
 
     @property
     def rows(self) -> dict[str, int]:
@@ -151,13 +155,9 @@ class Cache:
 
     def apply(self, step: Step) -> None:
         """See Loaded."""
-        self._checked(step)
-        for table in self._tables.values():
-            cursor: int | None = 0
-            while cursor is not None:
-                with self._moved:
-                    cursor = table.settle(cursor)
-        self._exchange(step)
+        tensors = self._checked(step)
+        self._settle()
+        self._exchange(step, tensors)
 
     def read(self, plans: list[Plan]) -> View:
         """See Loaded. Waits for a round trip to the origin if there are rows to be fetched."""
@@ -168,9 +168,12 @@ class Cache:
             # What was wanted before, too: others may have needed its place meanwhile, and the read is to end.
             for name, keys in missing.items():
                 wanted[name] = np.union1d(wanted.get(name, keys), keys)
+            before = self.publication.number
             fetched = self._fetch(wanted)
-            self._reach(fetched.number, until)
-            view, missing = self._read(plans, fetched)
+            if fetched.number == before:  # if it were later, rows may be of any publication in between
+                view, missing = self._read(plans, fetched)
+            if view is None:
+                self._reach(fetched.number, until)
         return view
 
     def read_at_once(self, plans: list[Plan]) -> View | None:
@@ -231,13 +234,18 @@ class Cache:
             raise
 
     def _reach(self, number: int, until: float) -> None:
-        """Waits until the publication that rows were fetched of is read, if it is a later one."""
+        """Waits until a publication has been followed.
+
+        Raises:
+            OriginUnavailable: it has not been in time, or whatever rows were fetched of was overtaken again and again.
+        """
         with self._moved:
             left = until - self._now()
             self._moved.wait_for(lambda: self.publication.number >= number, left)
-            if self.publication.number != number and self._now() >= until:
+            if self._now() >= until:
                 raise OriginUnavailable(
-                    f"rows are of publication {number}, but {name_of(self.publication)} is what is followed: try again"
+                    f"the head moves on while rows are looked up: it was publication {number}, and "
+                    f"{name_of(self.publication)} is what is followed: try again"
                 )
 
     def _checked(self, step: Step) -> Any:
@@ -246,9 +254,16 @@ class Cache:
             self._shape.check(change)
         return self._convert(step.weights)
 
-    def _exchange(self, step: Step) -> None:
+    def _settle(self) -> None:
+        """Brings what is kept up to what the publication has changed, some rows at a time."""
+        for table in self._tables.values():
+            cursor: int | None = 0
+            while cursor is not None:
+                with self._moved:
+                    cursor = table.settle(cursor)
+
+    def _exchange(self, step: Step, tensors: Any) -> None:
         """Goes on to a publication, once what is kept is up to the one before."""
-        tensors = self._checked(step)
         last = {
             name: table.made([change for change in step.changes if change.table == name])
             for name, table in self._tables.items()

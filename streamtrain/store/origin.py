@@ -129,7 +129,8 @@ class Found(NamedTuple):
     """What was looked up of the rows of a publication.
 
     Attributes:
-        number: of the publication. What it changed itself may still be as of the one before.
+        number: of the publication that it was afterwards. If that is also what it was before, rows are of it, but what
+            it changed itself may still be as of the one before.
         tables: by name rows float32 [n, dim], zeros where there is none, and of which keys there is one, bool [n].
     """
 

@@ -14,9 +14,9 @@ from streamtrain.store.redis_model import RedisModel
 class RedisLookup:
     """See Lookup.
 
-    What a dictionary is comes after its rows, so that they are of what it was then. A version's rows never change, and
-    go after its name. Those of the head have all that the publication before has changed, which its commit makes sure
-    of, and nothing of the next, which shards write after its commit only.
+    What the model is is asked for after the rows. A version's rows never change, and go after its name. Those that are
+    read while the head is one publication have all that the one before has changed, which the commit makes sure of, and
+    nothing of the next, which shards write after its commit only.
 
     Args:
         model: whose.

@@ -29,7 +29,7 @@ class Watched:
         self.meanwhile: list[Callable[[], object]] = []
 
     def look_up(self, keys: Mapping[str, NDArray[np.uint64]]) -> Found:
-        self.asked.append(len(keys["user"]))
+        self.asked.append(len(keys.get("user", ())))
         found = self._lookup.look_up(keys)
         if self.meanwhile:
             self.meanwhile.pop(0)()
@@ -118,6 +118,44 @@ def test_rows_that_were_overtaken_are_fetched_again(published: RedisPublished, g
     assert cached.lookup.asked == [2, 2]
 
 
+def test_what_was_fetched_as_it_was_before_is_not_kept(published: RedisPublished, graph: Graph) -> None:
+    """It is read of publication 2, whose change of it is not in the dictionary yet, while the step to 3 begins."""
+    published.publish(1, full=True)
+    cached = Cached(published, graph)
+    published.publish(2, KEYS[:1], applied=False)
+
+    def begin_step() -> None:
+        cached.follow()
+        cached.cache._settle()
+
+    cached.lookup.meanwhile.append(begin_step)
+    assert cached.predict("u0") == [2002]
+    published.publish(3, NO_KEYS)
+    (step,) = published.origin.follow(cached.cache.publication, 30)
+    cached.cache._exchange(step, graph.tensors(step.weights))
+    assert cached.predict("u0") == [3002]
+
+
+def test_rows_may_be_older_than_what_the_head_is_afterwards(published: RedisPublished, graph: Graph) -> None:
+    """They were read of publication 1; then the head and the cache are at publication 3, which has other ones."""
+    published.publish(1, full=True)
+    cached = Cached(published, graph)
+
+    class Slow:
+        def look_up(self, keys: Mapping[str, NDArray[np.uint64]]) -> Found:
+            found = lookup.look_up(keys)
+            if found.number > 1:
+                return found
+            published.publish(2)
+            published.publish(3, NO_KEYS)
+            cached.follow()
+            return found._replace(number=lookup.look_up({}).number)
+
+    lookup = cached.lookup
+    cached.cache._lookup = Slow()
+    assert cached.predict("u0") == [3002]
+
+
 def test_a_head_that_is_ahead_is_waited_for(published: RedisPublished, graph: Graph) -> None:
     """What was fetched of publication 3 is not used with the weights of publication 1."""
     published.publish(1, full=True)
@@ -136,7 +174,7 @@ def test_a_head_that_nobody_follows(published: RedisPublished, graph: Graph) -> 
     assert cached.predict("u0") == [1001]
     published.publish(2)
     cached.lookup.meanwhile.append(lambda: setattr(cached.clock, "now", 200.0))
-    with pytest.raises(OriginUnavailable, match="rows are of publication 2, but publication 1 is what is followed"):
+    with pytest.raises(OriginUnavailable, match="it was publication 2, and publication 1 is what is followed"):
         cached.predict("u1")
     assert cached.predict("u0") == [1001]
 

@@ -11,6 +11,7 @@ import pytest
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import OriginUnavailable
 from streamtrain.serve.batcher import Batcher
+from streamtrain.serve.cache import Cache
 from streamtrain.serve.follower import Follower
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry
@@ -56,6 +57,9 @@ def test_swaps_under_load(redis_url: str, cache_bytes: int) -> None:
                 seen[client_number][answer.headers.get("x-model-version", "none")] += 1
 
     registry.promote(HEAD)
+    head = registry.resident[HEAD].loaded
+    assert isinstance(head, Cache)
+    head._patience = 60.0  # publications follow one another without a pause
     with serving(registry, Follower(registry, every=0.02)) as admin:
         threads = [threading.Thread(target=ask, args=(str(admin.base_url), i, n)) for i, n in enumerate((1, 7, 40))]
         for thread in threads:
