@@ -162,7 +162,7 @@ def start(args: argparse.Namespace, processes: Processes, stack: ExitStack) -> P
             "publish": {"url": store.url, "every": args.every, "model": MODEL, "dtype": args.dtype},
             "serve": {"listen": f"127.0.0.1:{serving}"},
         },
-        model=f"{HERE / 'marked.py'}:probed",
+        model=f"{HERE / 'probed.py'}:model",
     )
     for i in range(args.shards):
         processes.start(f"ps{i}", "ps", "--index", str(i))

@@ -105,7 +105,7 @@ class Processes:
         """Ends the benchmark if a process has ended."""
         for name, process in self._running.items():
             if process.poll() is not None:
-                raise SystemExit(f"{name} has ended\n{self.said()}")
+                raise SystemExit(f"{name} has ended with {process.returncode}\n{self.said()}")
 
     def said(self) -> str:
         """The ends of all logs."""
