@@ -7,7 +7,7 @@ NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help system servers demo kafka test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps chaos clean
+.PHONY: help system servers demo kafka test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -83,6 +83,11 @@ bench-lookup: $(VENV)/ready ## what looking rows up costs a prediction, up to 10
 
 bench-swaps: $(VENV)/ready servers ## swaps of versions while clients ask as fast as they can (two minutes)
 	$(BIN)/python benchmarks/swaps.py
+
+bench-publish: $(VENV)/ready servers ## what publishing costs training, and by itself (fifteen minutes)
+	$(BIN)/python benchmarks/publish.py --topology colocated
+	$(BIN)/python benchmarks/publish.py --topology dedicated
+	$(BIN)/python benchmarks/dictionaries.py
 
 chaos: $(VENV)/ready servers ## kill real processes at random, 24 times, and Kafka twice, and count what was learned (four minutes)
 	$(BIN)/python -m tests.cluster.chaos --kills 24 --restarts 2 --every 5 --samples 90000 --rate 700 --tensorflow

@@ -276,10 +276,10 @@ def main() -> None:
     parser.add_argument("--role", choices=["load"], help="of a process that asks")
     parser.add_argument("--port", type=int)
     args = parser.parse_args()
-    end_in_order()
     if args.role:
         asyncio.run(load(args.port, args.connections, args.sizes))
         return
+    end_in_order()
     with ExitStack() as stack:
         processes = stack.enter_context(Processes())
         done = measure(args, processes, stack)
