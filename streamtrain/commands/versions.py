@@ -1,4 +1,4 @@
-"""Commands about versions: `versions`, `promote` and `rollback`."""
+"""Commands about versions: `versions`, `promote`, `rollback` and `label`."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ from streamtrain.commands.options import (
     who_of,
 )
 from streamtrain.console import print_json
+from streamtrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from streamtrain.cluster.versions import VersionControl
@@ -92,6 +93,37 @@ def rollback(
         was = control.label()
         served = control.rollback(who_of(who), why)
     _tell(model, served, was, json)
+
+
+def label(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
+    name: Annotated[str, typer.Argument(metavar="LABEL", help="Such as canary.")],
+    version: Annotated[str, typer.Argument(metavar="VERSION|none", help="A version's number, or none.")],
+    why: Why = "",
+    who: Who = None,
+    json: Json = False,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Give a version a label, by which servers load it and clients may ask for it; or take the label away.
+
+    What is labelled is not deleted. As JSON: label, and version or null.
+    """
+    settings, wanted = read_settings(config, setting, {}), None if version == "none" else version_of(version)
+    if name in ("prod", HEAD):
+        raise ConfigError(f"{name} is no label to be given: what is served is changed by promote and rollback")
+    if not name.isprintable() or not name.strip():
+        raise ConfigError(f"LABEL is a name, not {name!r}")
+    if version == HEAD:
+        raise ConfigError("the head has no labels: make a version of it, by publish --version")
+    from streamtrain.cluster.versions import published_model
+    from streamtrain.store.redis_versions import RedisVersions
+
+    with published_model(settings.publish) as model:
+        RedisVersions(model).set_label(name, wanted, who_of(who), why)
+    if json:
+        print_json({"label": name, "version": wanted})
+    else:
+        typer.echo(f"{model.name}: {name} is {'no version' if wanted is None else f'version {wanted}'}")
 
 
 def _control(model: "RedisModel", settings: "Settings") -> "VersionControl":

@@ -1,4 +1,4 @@
-"""`streamtrain versions`, `promote` and `rollback`."""
+"""`streamtrain versions`, `promote`, `rollback` and `label`."""
 
 import getpass
 import socket
@@ -79,6 +79,19 @@ def test_what_there_is_is_listed(published: Published) -> None:
         ("label", 2, "prod"),
         ("version", 2, ""),
     ]
+
+
+def test_labels_are_given_and_taken_away(published: Published) -> None:
+    commands = Commands.of(published)
+    assert "canary is version 2" in commands.told("label", "canary", "2", "--why", "a look")
+    assert published.origin.labels() == {"canary": 2}
+    assert published.versions.history(1)[0].why == "a look"
+    assert commands.json("label", "canary", "none") == {"label": "canary", "version": None}
+    assert published.origin.labels() == {}
+    assert commands.refused("label", "canary", "9").startswith("there is no version 9")
+    assert "by promote and rollback" in commands.refused("label", "prod", "2")
+    assert "the head has no labels" in commands.refused("label", "canary", "head")
+    assert published.origin.labels() == {}
 
 
 def test_where_nothing_is_published(valkey: str) -> None:

@@ -40,6 +40,7 @@ def everything(published: Published) -> None:
     published.versions.promote(None, "ann")
     published.versions.make("ann")
     published.versions.hold(2, "server", 60)
+    assert published.versions.holders() == {2: ["server"]}
     assert published.versions.rollback("ann") == 1
     published.versions.release(2, "server")
     assert published.versions.retain(0, "ann") == [2]
