@@ -205,6 +205,10 @@ class ServeSettings(_Group):
         max_queue: instances that may wait; more are refused.
         lookup: where rows are: all in the process (replica), or those asked for lately (cache).
         cache_bytes: of a cache's rows, of the head and of each version.
+        processes: that serve at the same address.
+        threads: of TensorFlow in each; 0: as many as there are cores.
+        metrics: address of the first process's Prometheus metrics, the next ones' ports follow; None: all share the
+            endpoint's.
     """
 
     listen: Listen = "127.0.0.1:8501"
@@ -215,6 +219,9 @@ class ServeSettings(_Group):
     max_queue: Annotated[Count, Field(ge=1)] = 8192
     lookup: Literal["replica", "cache"] = "replica"
     cache_bytes: Annotated[Count, Field(ge=1 << 20)] = 1 << 30
+    processes: Annotated[Count, Field(ge=1, le=1024)] = 1
+    threads: Annotated[Count, Field(ge=0, le=1024)] = 1
+    metrics: Listen | None = None
 
 
 class UpSettings(_Group):

@@ -1,10 +1,18 @@
-"""The process that serves predictions: from settings to a running endpoint."""
+"""The processes that serve predictions: from settings to a running endpoint."""
 
+import contextlib
+import logging
+import math
 import os
 import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from streamtrain.address import parse_address
+from streamtrain.cluster.siblings import Siblings
 from streamtrain.cluster.versions import VersionControl
 from streamtrain.errors import ConfigError
+from streamtrain.metrics import endpoint
 from streamtrain.model.model import Model
 from streamtrain.serve.app import make_app, serve
 from streamtrain.serve.follower import Follower
@@ -20,30 +28,98 @@ from streamtrain.store.redis_scripts import PROD
 from streamtrain.store.redis_server import RedisServer
 from streamtrain.store.redis_versions import RedisVersions
 
+logger = logging.getLogger(__name__)
+
 _LOOKUP_SECONDS = 1.0  # a request waits no longer for rows that are not cached
 
+_BACKLOG = 2048
+_PATIENCE = 10.0  # seconds that processes that begin together wait for something to serve
 
-def serve_model(model: Model, settings: Settings) -> None:
+
+def serve_model(load: Callable[[], Model], settings: Settings) -> None:
     """Serves a model from where it is published, until the process is told to end.
 
     From `publish.url`; without it, or while it is away at first, from the newest checkpoint at `checkpoint.url`, whose
     rows can only be loaded whole: not if they are to be cached.
 
+    Args:
+        load: loads the model, in each process; pickled if there are several.
+        settings: all.
+
     Raises:
         ConfigError: neither is set, rows are to be cached but `publish.url` is not set, or it cannot be served at
             `serve.listen`.
+        StreamtrainError: there are several processes, and none could start.
     """
     chosen = settings.serve
-    follower = follow(model, settings)
-    app = make_app(
-        follower.registry,
-        follower,
-        admin_token=chosen.admin_token.get_secret_value() if chosen.admin_token else None,
-        max_batch=chosen.max_batch,
-        max_queue=chosen.max_queue,
-        watch=Watch(**dict(settings.watchdog)),
-    )
-    serve(app, chosen.listen)
+    if not (settings.publish.url or settings.checkpoint.url):
+        raise ConfigError("there is nothing to serve from: set publish.url, or checkpoint.url")
+    if chosen.processes == 1:
+        _Process(load, settings)(0, False, lambda: None)
+        return
+    _check_several(settings)
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(one) for one in _listening(chosen.listen)]
+        at = ", ".join("{}:{}".format(*one.getsockname()[:2]) for one in sockets)
+        logger.info("%d processes serve at %s", chosen.processes, at)
+        Siblings(_Process(load, settings, sockets), chosen.processes).run()
+
+
+def _check_several(settings: Settings) -> None:
+    chosen = settings.serve
+    if chosen.admin_token and not settings.publish.url:
+        raise ConfigError(
+            "serve.processes with serve.admin_token needs publish.url: a promotion would reach one process only"
+        )
+    if chosen.metrics and parse_address(chosen.metrics, "serve.metrics", any_port=True).port + chosen.processes > 65536:
+        raise ConfigError("serve.metrics must leave a port for each of serve.processes")
+
+
+def _listening(address: str) -> list[socket.socket]:
+    """Sockets that all processes take connections from: one that dies leaves those that wait to the others."""
+    place = parse_address(address, "serve.listen", any_port=True)
+    if place.path:
+        raise ConfigError(f'predictions are served over TCP only: give "host:port", not {address!r}')
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, where in found if place.port else found[:1]:
+            sockets.append(socket.create_server(where[:2], family=family, backlog=_BACKLOG))
+    except (OSError, UnicodeError) as exc:  # the latter of names that are none
+        for one in sockets:
+            one.close()
+        raise ConfigError(f"cannot serve at {address}: it is in use, or not of this machine") from exc
+    return sockets
+
+
+@dataclass(frozen=True)
+class _Process:
+    """What one process does. One that takes the place of another takes requests only when it can answer them."""
+
+    load: Callable[[], Model]
+    settings: Settings
+    sockets: Sequence[socket.socket] | None = None
+
+    def __call__(self, index: int, is_again: bool, started: Callable[[], None]) -> None:
+        chosen = self.settings.serve
+        follower = follow(self.load(), self.settings)
+        app = make_app(
+            follower.registry,
+            follower,
+            admin_token=chosen.admin_token.get_secret_value() if chosen.admin_token else None,
+            max_batch=chosen.max_batch,
+            max_queue=chosen.max_queue,
+            watch=Watch(**dict(self.settings.watchdog)),
+            patience=math.inf if is_again else 0.0 if self.sockets is None else _PATIENCE,
+        )
+        with contextlib.ExitStack() as stack:
+            if chosen.metrics:
+                place = parse_address(chosen.metrics, "serve.metrics", any_port=True)
+                address = replace(place, port=place.port + index if place.port else 0)
+                metrics = endpoint.serve(str(address), app.state.service.metrics.registry)
+                stack.callback(metrics.close)
+            started()
+            serve(app, chosen.listen, self.sockets)
 
 
 def follow(model: Model, settings: Settings) -> Follower:

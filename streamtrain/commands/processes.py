@@ -2,6 +2,7 @@
 
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,7 +61,7 @@ def worker(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
     cluster = Cluster.of(settings.ps.addresses, os.environ.get("TF_CONFIG"))
     logging.getLogger("streamtrain").setLevel(logging.INFO)
     stopped = stopped_by_signals()
-    made = _load_model(settings)
+    made = _load_model(settings, settings.worker.threads)
     from streamtrain.cluster.worker import WorkerProcess
     from streamtrain.model.spec import Spec
     from streamtrain.train.step import Step
@@ -82,17 +83,16 @@ def serve(
     """
     settings = read_settings(config, setting, {"model": model, "serve.listen": listen})
     logging.getLogger("streamtrain").setLevel(logging.INFO)
-    made = _load_model(settings)
     from streamtrain.cluster.serving import serve_model
 
-    serve_model(made, settings)
+    serve_model(partial(_load_model, settings, settings.serve.threads), settings)
 
 
-def _load_model(settings: "Settings") -> "Model":
+def _load_model(settings: "Settings", threads: int) -> "Model":
     from streamtrain.model.load import load_model, locate_model
 
     if settings.model is None:
         raise ConfigError("no model is named: give --model path/to/file.py:name, or set model")
     locate_model(settings.model)
-    load_tensorflow(settings.worker.threads)
+    load_tensorflow(threads)
     return load_model(settings.model)

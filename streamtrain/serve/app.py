@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import signal
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -37,6 +39,7 @@ def make_app(
     max_batch: int = 512,
     max_queue: int = 8192,
     watch: Watch = _WATCH,
+    patience: float = 0.0,
 ) -> FastAPI:
     """The application that serves a registry's model.
 
@@ -48,6 +51,7 @@ def make_app(
         max_batch: instances that are predicted together at most; a single request may have more.
         max_queue: instances that may wait; more are refused with 503.
         watch: what is watched for in predictions.
+        patience: seconds for which it takes no requests while nothing is loaded; then it answers that it is not ready.
 
     Raises:
         ConfigError: the admin token is empty.
@@ -60,6 +64,7 @@ def make_app(
         service.open()
         if follower is not None:
             follower.start()
+        await service.begun(patience)
         yield
         if follower is not None:
             await asyncio.to_thread(follower.close)
@@ -72,6 +77,7 @@ def make_app(
         description="Predictions by a model that learns from events seconds after they happened.",
         lifespan=lifespan,
     )
+    app.state.service = service
     install(app)
     # Not as routers that are included: they would be searched one after another, and after FastAPI's own routes.
     app.router.routes[:0] = [
@@ -147,23 +153,32 @@ def configure(app: FastAPI, address: str, *, log_level: str = "warning") -> uvic
     )
 
 
-def serve(app: FastAPI, address: str) -> None:
+class _Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Also ends the wait for something to serve."""
+        super().handle_exit(sig, frame)
+        self.config.app.state.service.end()  # type: ignore[union-attr]  # it is one of `make_app`
+
+
+def serve(app: FastAPI, address: str, sockets: Sequence[socket.socket] | None = None) -> None:
     """Serves an application until the process is told to end; then answers what it has, and returns.
 
     Args:
         app: what `make_app` gave.
         address: as for `configure`.
+        sockets: of that address, that listen already; None: it is bound here.
 
     Raises:
         ConfigError: the address is wrong, or cannot be bound.
     """
-    server = uvicorn.Server(configure(app, address))
+    server = _Server(configure(app, address))
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # uvicorn sends itself what ended it once more: to end so is no failure
+        # Uvicorn sends itself what ended it once more when this handler is back: to end so is no failure.
+        signal.signal(number, server.handle_exit)
     gc.collect()
     gc.freeze()  # TensorFlow's hundred thousands of objects need not be looked at again while requests wait
     try:
-        server.run()
+        server.run(None if sockets is None else [*sockets])
     except SystemExit as exc:  # uvicorn's way to say that it cannot be bound; its log says why
         raise ConfigError(f"cannot serve at {address}: it is in use, or not of this machine") from exc
     finally:

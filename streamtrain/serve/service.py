@@ -1,6 +1,7 @@
 """Service: what all protocols share: which predictor, how many instances, how fresh, and what answers say of it."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,8 @@ class Service:
         self.metrics = ServingMetrics(registry, batcher, self.watchdog, follower)
         self._now = now
         self._changed = asyncio.Event()
+        self._ending = False
+        self._listener: Callable[[], object] = lambda: None
         self._reaction = threading.Thread()  # none yet
 
     def open(self) -> None:
@@ -76,9 +79,22 @@ class Service:
         self._listener = lambda: loop.call_soon_threadsafe(self._tell)
         self.registry.listen(self._listener)
 
+    async def begun(self, seconds: float) -> None:
+        """Waits until something is served, for at most so long, or until it is to end."""
+        deadline = time.monotonic() + seconds
+        while self.registry.served is None and not self._ending and (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(left, threading.TIMEOUT_MAX))
+
+    def end(self) -> None:
+        """It will be closed soon; called by any thread."""
+        self._ending = True
+        self._listener()
+
     def close(self) -> None:
         """Ends, before the event loop does."""
         self.registry.unlisten(self._listener)
+        self._listener = lambda: None
         self.batcher.close()
 
     def check_name(self, name: str) -> None:

@@ -1,0 +1,182 @@
+"""Several serving processes at one address: one is killed while requests go on, and they follow one label."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from streamtrain.cluster.serving import serve_model
+from streamtrain.embedded.valkey import Valkey
+from streamtrain.errors import ConfigError
+from streamtrain.model.model import Model
+from streamtrain.settings import Settings
+from tests.cluster.ports import free_ports
+from tests.ps.raw import until
+from tests.serve.in_redis import PREDICT, InRedis
+
+LONG = 120
+ROOT = str(Path(__file__).parent.parent.parent)
+MODEL = "from tests.serve.published import counted\nmodel = counted()\n"
+BODY = {"instances": [{"user": "u1"}]}
+
+
+class Server:
+    """`streamtrain serve` with settings."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        (folder / "model.py").write_text(MODEL)
+        self.log = folder / "serve.log"
+        given = [word for key, value in settings.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "streamtrain", "serve", "--model", "model.py:model", *given],
+                cwd=folder,
+                env=os.environ | {"PYTHONPATH": ROOT},
+                stdout=log,
+                stderr=log,
+            )
+
+    def pids(self, index: int) -> list[int]:
+        return [int(pid) for pid in re.findall(rf"process {index} is pid (\d+)", self.log.read_text())]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def begin(**settings: object) -> Server:
+        servers.append(Server(tmp_path, **settings))
+        return servers[-1]
+
+    yield begin
+    for one in servers:
+        one.process.kill()
+        one.process.wait()
+
+
+def client_of(url: str) -> httpx.Client:
+    """One that connects anew for each request, so that any of the processes may answer."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(base_url=url, timeout=LONG, trust_env=False, verify=False, limits=limits)
+
+
+def ask(client: httpx.Client, failed: list[str]) -> str:
+    """The version that answers; tries again where a connection breaks, as it was with the process that is killed."""
+    for _ in range(100):
+        try:
+            answer = client.post(PREDICT, json=BODY)
+        except httpx.TransportError:
+            continue
+        if answer.status_code != 200:
+            failed.append(answer.text)
+        return str(answer.headers.get("x-model-version"))
+    raise AssertionError("nobody answers")
+
+
+def metrics_of(client: httpx.Client) -> str:
+    try:
+        return client.get("/metrics").text
+    except httpx.TransportError:
+        return ""
+
+
+def test_one_is_killed_and_comes_back(start: Callable[..., Server]) -> None:
+    (port,) = free_ports(1)
+    metrics = free_neighbours()
+    failed: list[str] = []
+    done = threading.Event()
+    url = f"http://127.0.0.1:{port}"
+
+    def keep_asking() -> None:
+        with client_of(url) as client:
+            while not done.wait(0.02):
+                ask(client, failed)
+
+    with Valkey() as valkey:
+        published = InRedis(valkey.url)
+        published.keep(1)
+        published.publish(2)
+        server = start(
+            publish__url=valkey.url,
+            publish__model=published.model.keys.model,
+            publish__every="50ms",
+            serve__listen=f"127.0.0.1:{port}",
+            serve__processes=2,
+            serve__metrics=f"127.0.0.1:{metrics}",
+            serve__admin_token="secret",
+        )
+        scrapes = [client_of(f"http://127.0.0.1:{metrics + index}") for index in range(2)]
+
+        def all_serve(version: str) -> bool:
+            line = f'streamtrain_serving_info{{model="model",version="{version}"}} 1.0'
+            assert server.process.poll() is None, server.log.read_text()
+            return all(line in metrics_of(one) for one in scrapes)
+
+        until(lambda: all_serve("head"), LONG)
+        asking = threading.Thread(target=keep_asking)
+        asking.start()
+        os.kill(server.pids(0)[0], signal.SIGKILL)
+        until(lambda: len(server.pids(0)) == 2 and all_serve("head"), LONG)
+        with client_of(url) as client:
+            bearer = {"authorization": "Bearer secret"}
+            answer = client.post("/v1/models/model:promote", json={"version": 1}, headers=bearer)
+            assert answer.status_code == 200, answer.text
+            until(lambda: all_serve("1"), LONG)
+            assert ask(client, failed) == "1"
+        done.set()
+        asking.join(LONG)
+        for one in scrapes:
+            one.close()
+        assert failed == []
+        server.process.terminate()
+        assert server.process.wait(LONG) == 0, server.log.read_text()
+        users = [name.decode() for name in published.server.call("ZRANGE", published.model.keys.holds, 0, -1)]
+        assert users == [], users
+        published.server.close()
+
+
+def test_what_is_set_wrongly(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start(publish__url="redis://localhost:1", serve__processes=2, serve__listen="127.0.0.1:0")
+    (tmp_path / "model.py").unlink()
+    assert server.process.wait(LONG) == 2
+    assert server.log.read_text().splitlines()[-1].startswith("streamtrain: ")
+    assert "model.py" in server.log.read_text()
+
+
+def never() -> Model:
+    raise AssertionError("nothing is to be loaded")
+
+
+@pytest.mark.parametrize(
+    ("serve", "message"),
+    [
+        ({"processes": 2, "admin_token": "x"}, "a promotion would reach one process only"),
+        ({"processes": 2, "metrics": "127.0.0.1:65535"}, "must leave a port for each"),
+        ({"processes": 2, "listen": "unix:/tmp/x"}, "over TCP only"),
+        ({"processes": 2, "listen": "192.0.2.1:80"}, "cannot serve at 192.0.2.1:80"),
+    ],
+)
+def test_settings_that_do_not_go_together(serve: dict[str, object], message: str, tmp_path: Path) -> None:
+    settings = Settings.model_validate({"checkpoint": {"url": str(tmp_path)}, "serve": serve})
+    with pytest.raises(ConfigError, match=message):
+        serve_model(never, settings)
+    with pytest.raises(ConfigError, match="there is nothing to serve from"):
+        serve_model(never, Settings.model_validate({"serve": serve}))
+
+
+def free_neighbours() -> int:
+    """A port that is free, and so is the next."""
+    while True:
+        first, *_ = free_ports(1)
+        try:
+            with httpx.Client(trust_env=False) as client:
+                client.get(f"http://127.0.0.1:{first + 1}")
+        except httpx.ConnectError:
+            return first
