@@ -37,21 +37,27 @@ PART = 1 << 16
 STAGES = ("decode", "plan", "pull", "graph")
 
 
+def first_weights(made: Model) -> Weights:
+    """Those that a model begins with."""
+    variables = (made.keras.trainable_variables, made.statistics_variables)
+    dense, statistics = ([one.numpy() for one in of] for of in variables)
+    return Weights(made.dense.flatten(dense), made.statistics.flatten(statistics))
+
+
 class Made:
     """An origin whose head has so many rows, which are made while they are loaded.
 
     Args:
-        made: the model.
-        graph: of the model; its first weights are published.
+        made: the model; its first weights are published.
         rows: of its only table; the ids are 0 to rows - 1.
     """
 
     name = "rows made up"
 
-    def __init__(self, made: Model, graph: Graph, rows: int) -> None:
+    def __init__(self, made: Model, rows: int) -> None:
         (self._table,) = made.schema.tables
         self._rows = rows
-        self._weights = Weights(graph.initial_dense, graph.initial_statistics)
+        self._weights = first_weights(made)
         about: dict[str, Any] = {"clock": {}, "watermark": 0.0, "published": 0.0, "dtype": "float32"}
         self.head = Publication(
             1, None, made.name, "run", Spec.of(made).to_json(), rows={self._table.name: rows}, **about
@@ -110,10 +116,10 @@ class Size:
     def __init__(self, workload: Workload, made: Model, graph: Graph, rows: int) -> None:
         self.rows = rows
         self._workload, self._graph, self._rng = workload, graph, np.random.default_rng(1)
-        origin = Made(made, graph, rows)
+        origin = Made(made, rows)
         self.predictor = Predictor.load(made, graph, origin, origin.head, "head")
         self._reader, self._planner = SampleReader(made, with_labels=False), made.planner(1)
-        weights = Weights(graph.initial_dense, graph.initial_statistics)
+        weights = first_weights(made)
         self._tensors = graph.tensors(weights)
 
     def requests(self, instances: int, count: int) -> list[list[bytes]]:
@@ -133,7 +139,7 @@ class Size:
         at.append(time.perf_counter())
         plan = self._planner.plan(batch.keys, batch.starts, batch.offsets, batch.times)
         at.append(time.perf_counter())
-        (rows,) = self.predictor.replica.read([plan]).rows
+        (rows,) = self.predictor.loaded.read([plan]).rows
         at.append(time.perf_counter())
         self._graph.run(self._tensors, plan, rows, batch)
         at.append(time.perf_counter())
@@ -226,7 +232,7 @@ def _line(size: Size, instances: int, rounds: list[dict[str, float]], mb: int, l
         "pull_share": round(share, 3),
         "pull_to_take": round(ratio, 2),
         "memory_mb": mb,
-        "bytes_in_replica": size.predictor.replica.nbytes,
+        "bytes_in_replica": size.predictor.loaded.nbytes,
         "load_seconds": round(loading, 2),
     }
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,8 @@ class RedisOrigin:
 
     def labels(self) -> dict[str, int]:
         """See Origin."""
-        return self._versions.labels()
+        with _reading(f"the labels of {self._model.name}"):
+            return self._versions.labels()
 
     def find(self, version: int | None) -> Publication | None:
         """See Origin."""
@@ -61,7 +63,7 @@ class RedisOrigin:
     def _load_version(self, publication: Publication, take: Callable[[RowChange], object]) -> Weights:
         layout = self._layout(publication.version or 0)
         expected = self._versions.sums(layout)
-        weights = self._versions.weights(layout)
+        weights = self._weights(publication, layout)
         buckets = self._model.buckets(layout)
         for table, one in layout.tables.items():
             codec = layout.codec(table)
@@ -130,7 +132,7 @@ class RedisOrigin:
         """See LookupOrigin."""
         if publication.version is not None:
             layout = self._layout(publication.version)
-            step = Step(publication, self._versions.weights(layout), [])
+            step = Step(publication, self._weights(publication, layout), [])
             return step, RedisLookup(self._lookups, publication, layout)
         head = self._model.head()
         if head is None:
@@ -139,11 +141,23 @@ class RedisOrigin:
         changes = [] if last.is_full else [decoded(change, last.layout) for change in last.changes]
         return Step(last.publication, last.weights, changes), RedisLookup(self._lookups, last.publication, head.layout)
 
+    def _weights(self, publication: Publication, layout: Layout) -> Weights:
+        with _reading(f"the weights of version {publication.version} of {self._model.name}"):
+            return self._versions.weights(layout)
+
     def _layout(self, version: int) -> Layout:
         found = self._versions.find(version)
         if found is None:
             raise PublicationCorrupt(f"version {version} of {self._model.name} is deleted")
         return found[1]
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as exc:
+        raise PublicationCorrupt(f"{what} are damaged: {exc}") from exc
 
 
 class _Count:
