@@ -14,8 +14,8 @@ from pathlib import Path
 MINIMUM = (3, 11)
 
 
-# What runs the servers that tests talk to, and `make kafka`, by command.
-SERVERS = {"java": "default-jre-headless", "mvn": "maven", "redis-server": "redis-server"}
+# What runs the servers that tests talk to, and `make kafka`, and the browser that looks at the console, by command.
+SERVERS = {"java": "default-jre-headless", "mvn": "maven", "redis-server": "redis-server", "chromium": "chromium"}
 
 
 def missing(with_servers: bool) -> list[str]:

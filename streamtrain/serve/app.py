@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from streamtrain.address import parse_address
 from streamtrain.errors import ConfigError
-from streamtrain.serve import control, openinference, tfserving
+from streamtrain.serve import console, control, openinference, tfserving
 from streamtrain.serve.answers import answer, documented, install
 from streamtrain.serve.batcher import Batcher
 from streamtrain.serve.follower import Follower
@@ -40,6 +40,7 @@ def make_app(
     max_queue: int = 8192,
     watch: Watch = _WATCH,
     patience: float = 0.0,
+    cluster: console.ClusterView | None = None,
 ) -> FastAPI:
     """The application that serves a registry's model.
 
@@ -52,6 +53,7 @@ def make_app(
         max_queue: instances that may wait; more are refused with 503.
         watch: what is watched for in predictions.
         patience: seconds for which it takes no requests while nothing is loaded; then it answers that it is not ready.
+        cluster: what a coordinator tells of the cluster, for the console; None: there is none.
 
     Raises:
         ConfigError: the admin token is empty.
@@ -84,6 +86,7 @@ def make_app(
         *tfserving.routes(service),
         *openinference.routes(service),
         *control.routes(service, admin_token),
+        *console.routes(service, cluster, control=admin_token is not None),
     ]
     _add_health(app, service)
     _document_token(app)
