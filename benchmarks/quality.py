@@ -1,6 +1,7 @@
 """How well the example models learn real streams: one pass, every sample predicted before it is learned from.
 
     python benchmarks/quality.py flights
+    python benchmarks/quality.py lr_ftrl
     python benchmarks/quality.py flights --workers 2
     python benchmarks/quality.py flights --workers 2 --kafka
     python benchmarks/quality.py movielens --stream movielens-100k.jsonl.gz
@@ -60,7 +61,7 @@ SHARDS = 2
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-KEYS = {"flights": "tail", "movielens": "user"}
+KEYS = {"flights": "tail", "lr_ftrl": "tail", "movielens": "user"}
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def read(path: str) -> Iterator[bytes]:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("example", choices=["flights", "movielens"])
+    parser.add_argument("example", choices=[*KEYS])
     parser.add_argument("--stream", help="JSON lines; needed for movielens")
     parser.add_argument("--batch-sizes", type=int, nargs="+")
     parser.add_argument("--seeds", type=int, default=3, help="at the first batch size")
@@ -273,7 +274,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser, streamed: Str
         parser.error("movielens needs --stream")
     stream = read(args.stream) if args.stream else (one for piece in flights() for one in piece)
     messages = list(islice(stream, args.samples))
-    sizes = args.batch_sizes or ([64, 16, 256] if args.example == "flights" else [2, 1, 8, 64])
+    sizes = args.batch_sizes or ([2, 1, 8, 64] if args.example == "movielens" else [64, 16, 256])
     print(f"{args.example}: {len(messages):,} samples\n")
     print("| batch | AUC | ± (bins) | log loss | samples/s | AUC by seed |\n|---|---|---|---|---|---|")
     for size in sizes:
