@@ -14,6 +14,7 @@ from streamtrain.config import load_settings
 from streamtrain.metrics import definition, of_serving, of_shard, of_worker
 from streamtrain.metrics.definition import Definition
 from streamtrain.settings import GROUPS, KEYS
+from tests.test_house import COMMON, MAY_IMPORT
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "schemas" / "README.md"])
@@ -133,6 +134,13 @@ def test_metrics_that_are_named_exist(page: Path) -> None:
 def test_python_can_be_read(page: Path) -> None:
     for text in blocks(page, "python"):
         compile(text, str(page), "exec")
+
+
+def test_layers_are_those_of_the_house() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", prose(ROOT / "docs" / "architecture.md"), re.MULTILINE)
+    layers = {part: set(re.findall(r"`(\w+)`", cell)) for part, cell in rows if part in MAY_IMPORT}
+    assert {"cluster", "serve", "train", "ps", "stream", "store", "model"} <= {*layers}
+    assert layers == {part: MAY_IMPORT[part] - COMMON for part in layers}
 
 
 def test_routes_are_those_of_the_application() -> None:
