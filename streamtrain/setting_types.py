@@ -3,10 +3,11 @@
 import json
 import math
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, SecretStr, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationInfo
 
 from streamtrain.address import parse_address
 from streamtrain.clock import parse_duration
@@ -123,3 +124,13 @@ Margin = Annotated[float, BeforeValidator(_margin)]
 Options = Annotated[dict[str, str | int | float | bool], BeforeValidator(_options)]
 Start = Annotated[str, BeforeValidator(_start)]
 Secret = Annotated[SecretStr, BeforeValidator(_text)]
+
+
+class Group(BaseModel):
+    """Settings of one concern. They do not change, and show no credentials."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, masked(value)

@@ -20,7 +20,9 @@ MAY_IMPORT = {
     "clock": {"errors"},
     "address": {"errors"},
     "setting_types": COMMON,
-    "settings": COMMON | {"setting_types"},
+    "settings": COMMON | {"setting_types", "settings_learning", "settings_serving"},
+    "settings_learning": COMMON | {"setting_types"},
+    "settings_serving": COMMON | {"setting_types"},
     "config": COMMON | {"settings", "setting_types"},
     "cluster": COMMON
     | {"learned", "metrics", "model", "ps", "serve", "setting_types", "settings", "store", "stream", "train"},
