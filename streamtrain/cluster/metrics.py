@@ -26,6 +26,8 @@ _COUNTERS: dict[str, tuple[Definition, tuple[str, ...]]] = {
     "publications_published": (of.PUBLICATIONS, ("published",)),
     "publications_held": (of.PUBLICATIONS, ("held",)),
     "publications_failed": (of.PUBLICATIONS, ("failed",)),
+    "versions_made": (of.VERSIONS, ("made",)),
+    "versions_failed": (of.VERSIONS, ("failed",)),
 }
 _STATE = (of.INFO, of.READY, of.ROWS, of.BYTES, of.DENSE, of.CLOCK, of.SAMPLES, of.WATERMARK, of.WORKERS, of.EPOCH)
 _GAUGES = (*_STATE, of.HELD)

@@ -13,6 +13,7 @@ from streamtrain.cluster.publication_schedule import PublicationSchedule
 from streamtrain.cluster.publications import Publications
 from streamtrain.cluster.publisher import ShardPublisher
 from streamtrain.cluster.reports import Reports
+from streamtrain.cluster.version_schedule import VersionSchedule
 from streamtrain.errors import ConfigError
 from streamtrain.metrics.endpoint import Endpoint, process_registry, serve
 from streamtrain.ps.bulk import Bulk
@@ -30,6 +31,7 @@ from streamtrain.store.gate import Gate
 from streamtrain.store.redis_dictionaries import RedisDictionaries
 from streamtrain.store.redis_model import RedisModel
 from streamtrain.store.redis_server import RedisServer
+from streamtrain.store.redis_versions import RedisVersions
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ class PsProcess:
         self.server = Server(self.node, limits, guards)
         self.address = settings.ps.listen or addresses[index]
         self.port = listen(self.server.grpc, self.address, security)
-        self.schedules: list[Schedule | PublicationSchedule] = []
+        self.schedules: list[Schedule | PublicationSchedule | VersionSchedule] = []
         if index == 0:
             self._lead(self._controls(addresses, security), settings, dictionaries)
         self.metrics = self._serve_metrics(settings.ps.metrics) if settings.ps.metrics else None
@@ -107,6 +109,10 @@ class PsProcess:
         )
         leading.schedule = PublicationSchedule(publications, publish.every, self.node.count)
         self.schedules.append(leading.schedule)
+        if publish.version_every:
+            versions = RedisVersions(RedisModel(self._redis, publish.model))
+            every, keep, count = publish.version_every, publish.keep, self.node.count
+            self.schedules.append(VersionSchedule(versions, dictionaries.head, every=every, keep=keep, count=count))
 
     def _serve_metrics(self, address: str) -> Endpoint:
         registry = process_registry()

@@ -98,6 +98,13 @@ HELD = Definition(
     "",
     "1 while publications are held back by the quality gate, else 0; of shard 0.",
 )
+VERSIONS = Definition(
+    "streamtrain_shard_versions_total",
+    "counter",
+    ("outcome",),
+    "versions",
+    "Versions that shard 0 was to make by schedule: made or failed.",
+)
 EVENTS = Definition(
     "streamtrain_shard_events_total",
     "counter",

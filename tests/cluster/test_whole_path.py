@@ -18,6 +18,7 @@ from streamtrain.embedded.valkey import Valkey
 from streamtrain.store.redis_model import RedisModel
 from streamtrain.store.redis_origin import RedisOrigin
 from streamtrain.store.redis_server import RedisServer
+from streamtrain.store.redis_versions import RedisVersions
 from tests.cluster.ports import free_ports
 from tests.ps.raw import until
 
@@ -96,7 +97,7 @@ def test_a_sample_changes_what_is_predicted(processes: Processes) -> None:
             "stream": {"url": f'"{server.url}"', "topic": '"clicks"'},
             "worker": {"batch_age": '"20ms"', "batch_size": "64"},
             "ps": {"addresses": f'["{shard}"]'},
-            "publish": {"url": f'"{server.url}"', "every": '"100ms"', "model": '"clicks"'},
+            "publish": {"url": f'"{server.url}"', "every": '"100ms"', "model": '"clicks"', "version_every": '"1s"'},
             "serve": {"listen": f'"{listen}"'},
         }
         lines = [f"model = {settings.pop('model')}"]
@@ -135,5 +136,9 @@ def test_a_sample_changes_what_is_predicted(processes: Processes) -> None:
         assert figures["auc"] > 0.7
         assert figures["log_loss"] < 0.7
         assert figures["non_finite"] == 0
+        with closing(RedisServer(server.url)) as redis:
+            versions = RedisVersions(RedisModel(redis, "clicks"))
+            until(versions.all, LONG)
+            assert versions.history()[-1].who == "schedule"
         assert processes.stop() == [0, 0, 0], processes.said()
     assert os.path.exists(processes.folder / "serve.log")
