@@ -9,6 +9,7 @@ from streamtrain.commands.exporting import export
 from streamtrain.commands.learning import demo, learn
 from streamtrain.commands.processes import ps, serve, worker
 from streamtrain.commands.producing import produce
+from streamtrain.commands.publishing import publish
 from streamtrain.commands.versions import label, promote, rollback, versions
 from streamtrain.commands.whole import up
 from streamtrain.errors import ConfigError, StreamtrainError
@@ -22,7 +23,7 @@ _COMMANDS = {
     "In one process": (demo, learn),
     "The whole service": (up,),
     "Of a cluster": (ps, worker, serve, produce),
-    "Versions": (versions, promote, rollback, label, export),
+    "Versions": (publish, versions, promote, rollback, label, export),
 }
 
 

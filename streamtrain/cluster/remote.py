@@ -1,0 +1,42 @@
+"""Remote: what is asked of a running cluster from outside."""
+
+import json
+
+from streamtrain.errors import ShardError
+from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.security import Security, connect, metadata
+from streamtrain.settings import SecuritySettings
+from streamtrain.store.origin import Publication
+
+
+def publish_now(address: str, security: SecuritySettings, *, force: bool = False, timeout: float) -> Publication:
+    """Has all shards publish what they have learned.
+
+    Args:
+        address: of shard 0.
+        security: what the processes trust.
+        force: whether it is published even if the gate would hold it back.
+        timeout: seconds that it may take.
+
+    Returns:
+        The head.
+
+    Raises:
+        ShardUnavailable: the shard does not answer in time, or nothing has been learned yet.
+        ShardRefused: the cluster publishes nowhere.
+        ShardError: it is held back, or cannot be published; says why.
+    """
+    trusted = Security.read(**security.arguments())
+    channel = connect(address, trusted, CHANNEL_OPTIONS)
+    try:
+        control = RemoteControl(channel, address, metadata(trusted), timeout)
+        return _publication(address, control.publish_now(force=force, timeout=timeout))
+    finally:
+        channel.close()
+
+
+def _publication(address: str, text: str) -> Publication:
+    try:
+        return Publication.of_json(json.loads(text))
+    except (KeyError, TypeError, ValueError) as exc:
+        raise ShardError(f"{address} does not say what it has published: it is of another release") from exc
