@@ -105,6 +105,13 @@ class Spec:
             "tables": {one["name"]: [one["dim"], one["optimizer"]] for one in self.tables},
         }
 
+    def differing(self, other: "Spec") -> list[str]:
+        """What of the meaning differs; nothing if they fit together."""
+        if self.identity == other.identity:
+            return []
+        mine, theirs = self.meaning(), other.meaning()
+        return [what for what in mine if mine[what] != theirs[what]]
+
     @property
     def dims(self) -> list[int]:
         """Width of a row, by table."""

@@ -85,7 +85,7 @@ class Follower:
     def _keep_versions(self) -> None:
         try:
             missing = self.selection.missing()
-            labelled = [one for one in self.registry.labelled() if self.registry.find(one) is None]
+            labelled = [one for one in self._labelled() if self.registry.find(one) is None]
             for gone in self._retries.keys() - {missing, *labelled}:
                 del self._retries[gone]
             if missing is not None:
@@ -95,6 +95,12 @@ class Follower:
         finally:
             self._fall_back()
         self._versions.closing.wait(self._every)
+
+    def _labelled(self) -> list[int]:
+        """What is loaded for its label beside what is served: the lowest versions, if they are too many."""
+        served = self.registry.served_version
+        room = self.registry.limit - (served not in (None, HEAD))
+        return sorted({one for one in self.registry.labels.values() if one != served})[:room]
 
     def _try(self, version: V, load: Callable[[V], object]) -> None:
         """Loads what may be refused: others are not to wait for it."""

@@ -235,12 +235,6 @@ class Registry:
         self._labels = self.origin.labels()
         return dict(self._labels)
 
-    def labelled(self) -> list[int]:
-        """The versions that are loaded for their labels beside what is served: the lowest, if they are too many."""
-        served = self.served_version
-        room = self.limit - (served not in (None, HEAD))
-        return sorted({one for one in self._labels.values() if one != served})[:room]
-
     def _load(self, version: Version, origin: Origin) -> Predictor:
         with self._counting_refusals():
             publication = origin.find(None if version == HEAD else version)
@@ -270,13 +264,11 @@ class Registry:
 
     def _check(self, publication: Publication) -> None:
         """Refuses what is of another model: its rows and weights would mean something else."""
-        theirs = Spec.from_json(publication.spec)
-        if theirs.identity == self._spec.identity:
-            return
-        mine, other = self._spec.meaning(), theirs.meaning()
-        differing = [what for what in mine if mine[what] != other[what]]
-        name = "the head" if publication.version is None else f"version {publication.version}"
-        raise PublicationMismatch(f"{name} is of another model: its {', '.join(differing)} differ from what is served")
+        if differing := self._spec.differing(Spec.from_json(publication.spec)):
+            name = "the head" if publication.version is None else f"version {publication.version}"
+            raise PublicationMismatch(
+                f"{name} is of another model: its {', '.join(differing)} differ from what is served"
+            )
 
     def _drop_oldest(self) -> None:
         """Forgets versions beyond the limit, but never what is served."""

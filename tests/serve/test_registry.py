@@ -152,8 +152,7 @@ def test_labelled_versions_are_loaded_and_stay(origin: Away, registry: Registry)
         origin.keep("canary" if number == 2 else None)
     registry.promote(1)
     assert registry.find_label("canary") is None
-    registry.refresh_labels()
-    assert registry.labelled() == [2]
+    assert registry.refresh_labels() == {"canary": 2}
     registry.keep(2)
     canary = registry.find_label("canary")
     assert canary is not None
