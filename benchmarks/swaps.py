@@ -254,6 +254,8 @@ def tables(done: dict[str, Any]) -> str:
         lines.append(f"| {kind} | {one['count']} | {one['p50_ms']} | {one['p99_ms']} | {one['max_ms']} |")
     lines += ["", f"{done['checked']:,} answers: {done['failed']} failed, {done['mixed']} mixed"]
     lines.append(f"p99 during / before: {done['ratio_p99']}")
+    if done["large"]:
+        lines.append("without load: " + ", ".join(f"{name} {value:,}" for name, value in done["large"].items()))
     return "\n".join(lines)
 
 
