@@ -234,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--every", default="1s", help="from one publication to the next")
     parser.add_argument("--stream", choices=["kafka", "redis"], default="kafka")
-    parser.add_argument("--rate", type=float, default=6_000, help="samples per second beside the probes")
+    parser.add_argument("--rate", type=float, default=3_000, help="samples per second beside the probes")
     parser.add_argument("--probes", type=int, default=1_000, help="of each of the two forms")
     parser.add_argument("--probe-rate", type=float, default=20.0, help="probes per second of each form")
     parser.add_argument("--warmup", type=float, default=20.0, help="seconds of probes that do not count")
