@@ -23,6 +23,7 @@ from streamtrain.serve.answers import answer, documented, install
 from streamtrain.serve.batcher import Batcher
 from streamtrain.serve.follower import Follower
 from streamtrain.serve.registry import Registry
+from streamtrain.serve.route import Direct
 from streamtrain.serve.service import Limits, Service
 from streamtrain.serve.watchdog import Watch
 
@@ -88,6 +89,7 @@ def make_app(
         *control.routes(service, admin_token),
         *console.routes(service, cluster, control=admin_token is not None),
     ]
+    app.add_middleware(Direct, routes=app.router.routes, name=registry.model.name)
     _add_health(app, service)
     _document_token(app)
     return app
