@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,6 +99,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
         yield terminal
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the page asks by curl")
 def test_every_step_works(terminal: Terminal) -> None:
     assert [*FILES] == ["news.py", "make_samples.py", "streamtrain.toml"]
     listen = terminal.environment["STREAMTRAIN_SERVE__LISTEN"]
