@@ -7,7 +7,7 @@ import typer
 
 from streamtrain.commands.exporting import export
 from streamtrain.commands.learning import demo, learn
-from streamtrain.commands.processes import ps, serve, worker
+from streamtrain.commands.processes import coordinator, ps, serve, worker
 from streamtrain.commands.producing import produce
 from streamtrain.commands.publishing import publish
 from streamtrain.commands.versions import label, promote, rollback, versions
@@ -22,7 +22,7 @@ EXIT_FAILED = 1
 _COMMANDS = {
     "In one process": (demo, learn),
     "The whole service": (up,),
-    "Of a cluster": (ps, worker, serve, produce),
+    "Of a cluster": (ps, worker, coordinator, serve, produce),
     "Versions": (publish, versions, promote, rollback, label, export),
 }
 

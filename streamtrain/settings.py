@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from streamtrain.setting_types import Count, Flag, Group, Secret, Text
+from streamtrain.setting_types import Count, Flag, Group, Listen, Secret, Text
 from streamtrain.settings_learning import (
     CheckpointSettings,
     ConsistencySettings,
@@ -20,6 +20,7 @@ __all__ = [
     "SECRETS",
     "CheckpointSettings",
     "ConsistencySettings",
+    "CoordinatorSettings",
     "GateSettings",
     "PsSettings",
     "PublishSettings",
@@ -33,6 +34,20 @@ __all__ = [
 ]
 
 SECRETS = frozenset({"security.token", "serve.admin_token", "stream.kafka", "stream.registry_config"})
+
+
+class CoordinatorSettings(Group):
+    """Who knows the whole cluster, and sees to its checkpoints and publications.
+
+    Attributes:
+        address: where others reach it; None: there is none, and shard 0 sees to them.
+        listen: address that it binds; None: that one.
+        metrics: address of its Prometheus metrics; None: they are not served.
+    """
+
+    address: Listen | None = None
+    listen: Listen | None = None
+    metrics: Listen | None = None
 
 
 class UpSettings(Group):
@@ -88,6 +103,7 @@ class Settings(Group):
         gate: what a publication must fulfil.
         serve: how predictions are served.
         watchdog: when a server rolls back by itself.
+        coordinator: who knows the whole cluster.
         security: of the wire.
         up: what one machine runs.
     """
@@ -102,6 +118,7 @@ class Settings(Group):
     gate: GateSettings = GateSettings()
     serve: ServeSettings = ServeSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
+    coordinator: CoordinatorSettings = CoordinatorSettings()
     security: SecuritySettings = SecuritySettings()
     up: UpSettings = UpSettings()
 

@@ -131,24 +131,29 @@ def _about(status: Any) -> dict[str, Any]:
 
 
 class Schedule:
-    """Takes checkpoints at intervals, in a thread of its own.
+    """Takes checkpoints at intervals, in a thread of its own, and when it is asked to.
 
     Args:
-        checkpointer: what takes them.
+        checkpointer: what takes them; used here only.
         every: seconds from one to the next.
+        at_end: whether `stop` takes a last one, if anything has been learned since.
 
     Attributes:
         taken: how many there are.
         failed: how many could not be taken; why is logged.
+        last: the one that was taken last, and when, seconds since the epoch.
     """
 
-    def __init__(self, checkpointer: Checkpointer, every: float) -> None:
+    def __init__(self, checkpointer: Checkpointer, every: float, *, at_end: bool = False) -> None:
         self._checkpointer = checkpointer
         self._every = every
+        self._at_end = at_end
         self._stop = threading.Event()
+        self._lock = threading.Lock()  # who takes one
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self.taken = 0
         self.failed = 0
+        self.last: tuple[Taken, float] | None = None
 
     def start(self) -> None:
         """Begins."""
@@ -158,22 +163,32 @@ class Schedule:
         """Ends, after the checkpoint that is being taken."""
         self._stop.set()
         self._thread.join()
+        if self._at_end:
+            self._attempt()
+
+    def now(self, *, full: bool = False) -> Taken:
+        """Takes one, after the one that is being taken; errors as of `Checkpointer.take`."""
+        with self._lock:
+            taken = self._checkpointer.take(full=full)
+            self.taken += 1
+            self.last = taken, time.time()
+            logger.info("checkpoint %s", taken)
+            return taken
 
     def _run(self) -> None:
         due = time.monotonic() + self._every
         while not self._stop.wait(max(due - time.monotonic(), 0)):
             due = time.monotonic() + self._every
-            try:
-                if not self._checkpointer.changed():
-                    continue
-                taken = self._checkpointer.take()
-            except StreamtrainError as exc:
-                self.failed += 1
-                level = logging.ERROR if isinstance(exc, CheckpointError) else logging.WARNING
-                logger.log(level, "no checkpoint: %s", exc)
-            except Exception:  # whatever it is: to go on training without ever trying again would be worse
-                self.failed += 1
-                logger.exception("no checkpoint")
-            else:
-                self.taken += 1
-                logger.info("checkpoint %s", taken)
+            self._attempt()
+
+    def _attempt(self) -> None:
+        try:
+            if self._checkpointer.changed():
+                self.now()
+        except StreamtrainError as exc:
+            self.failed += 1
+            level = logging.ERROR if isinstance(exc, CheckpointError) else logging.WARNING
+            logger.log(level, "no checkpoint: %s", exc)
+        except Exception:  # whatever it is: to go on training without ever trying again would be worse
+            self.failed += 1
+            logger.exception("no checkpoint")

@@ -28,7 +28,7 @@ class Leading:
     @property
     def held(self) -> bool:
         """See Leader."""
-        return self.schedule is not None and self.schedule.held
+        return self.schedule is not None and bool(self.schedule.held)
 
     def report(self, worker: str, windows: Sequence[Any]) -> None:
         """See Leader."""

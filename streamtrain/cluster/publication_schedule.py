@@ -27,7 +27,8 @@ class PublicationSchedule:
     Attributes:
         published: how many there are.
         failed: how many could not be; why is logged, once in a row.
-        held: whether the last one was held back; why is logged as it begins.
+        held: why the last one was held back, which is logged as it begins; "": it was not.
+        last: the publication that was published last, here.
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class PublicationSchedule:
         self._failing = ""
         self.published = 0
         self.failed = 0
-        self.held = False
+        self.held = ""
+        self.last: Publication | None = None
 
     def start(self) -> None:
         """Begins."""
@@ -98,9 +100,10 @@ class PublicationSchedule:
             logger.info("publishes again")
         if self.held:
             logger.info("no publication is held back any more")
-        self._failing, self.held = "", False
+        self._failing, self.held = "", ""
         if published is not None:
             self.published += 1
+            self.last = published
             self._count("publications_published")
         return published
 
@@ -108,7 +111,7 @@ class PublicationSchedule:
         self._count("publications_held")
         if not self.held:
             logger.warning("%s; training goes on, and it is tried again", why)
-        self.held = True
+        self.held = why
 
     def _fail(self, why: str = "") -> None:
         self.failed += 1

@@ -1,12 +1,37 @@
 """Remote: what is asked of a running cluster from outside."""
 
 import json
+import threading
 
+from streamtrain.cluster.coordinator_client import CoordinatorClient
+from streamtrain.cluster.membership import Cluster
 from streamtrain.errors import ShardError
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
 from streamtrain.ps.security import Security, connect, metadata
-from streamtrain.settings import SecuritySettings
+from streamtrain.settings import SecuritySettings, Settings
 from streamtrain.store.origin import Publication
+
+
+def cluster_of(settings: Settings, tf_config: str | None, stopped: threading.Event) -> Cluster:
+    """The shards, as they are set; else as the coordinator says, once it answers.
+
+    Args:
+        settings: of the process.
+        tf_config: of its environment, if there is one.
+        stopped: ends the waiting.
+
+    Raises:
+        ConfigError: they are not set, nor is there a coordinator.
+        ShardUnavailable: the coordinator did not answer until `stopped`.
+    """
+    address = settings.coordinator.address
+    if settings.ps.addresses or tf_config or address is None:
+        return Cluster.of(settings.ps.addresses, tf_config)
+    client = CoordinatorClient(address, Security.read(**settings.security.arguments()))
+    try:
+        return Cluster(patiently(client.slots, Retry(), stopped).shards)
+    finally:
+        client.close()
 
 
 def publish_now(address: str, security: SecuritySettings, *, force: bool = False, timeout: float) -> Publication:

@@ -12,7 +12,7 @@ from streamtrain.settings import Settings
 from streamtrain.store.redis_server import RedisServer
 
 # Stages: whatever is needed by others starts before them and ends after them.
-_SERVERS, _SERVING, _SHARDS, _WORKERS = range(4)
+_SERVERS, _SERVING, _SHARDS, _COORDINATOR, _WORKERS = range(5)
 
 _MEGABYTES = {"tensorflow": 600, "ps": 150, "kafka": 600, "valkey": 100}
 """What a process needs at least, beside rows."""
@@ -40,6 +40,8 @@ def completed(settings: Settings, *, kafka: bool) -> dict[str, str]:
         given["publish.url"] = valkey
     if not settings.ps.addresses:
         given["ps.addresses"] = ",".join(f"127.0.0.1:{free_port()}" for _ in range(settings.up.ps))
+    if settings.coordinator.address is None:
+        given["coordinator.address"] = f"127.0.0.1:{free_port()}"
     if settings.checkpoint.url is None:
         given["checkpoint.url"] = str(Path(settings.up.data, "checkpoints").resolve())
     return given
@@ -69,6 +71,7 @@ def programs(
     found.append(program("serve", _SERVING, "streamtrain", "serve", *options))
     for index in range(len(settings.ps.addresses)):
         found.append(program(f"ps{index}", _SHARDS, "streamtrain", "ps", "--index", str(index), *options))
+    found.append(program("coordinator", _COORDINATOR, "streamtrain", "coordinator", *options))
     count = ("--workers", str(settings.up.workers))
     for index in range(settings.up.workers):
         command = ("streamtrain", "worker", *count, *options)

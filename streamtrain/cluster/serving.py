@@ -5,15 +5,21 @@ import logging
 import math
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from streamtrain.address import parse_address
+from streamtrain.cluster.coordinator import SERVER
+from streamtrain.cluster.coordinator_client import Beats, CoordinatorClient
 from streamtrain.cluster.siblings import Siblings
 from streamtrain.cluster.versions import VersionControl
 from streamtrain.errors import ConfigError
 from streamtrain.metrics import endpoint
 from streamtrain.model.model import Model
+from streamtrain.ps.security import Security
 from streamtrain.serve.app import make_app, serve
 from streamtrain.serve.follower import Follower
 from streamtrain.serve.holds import Holds
@@ -103,6 +109,7 @@ class _Process:
     def __call__(self, index: int, is_again: bool, started: Callable[[], None]) -> None:
         chosen = self.settings.serve
         follower = follow(self.load(), self.settings)
+        cluster = _coordinator(self.settings)
         app = make_app(
             follower.registry,
             follower,
@@ -111,8 +118,13 @@ class _Process:
             max_queue=chosen.max_queue,
             watch=Watch(**dict(self.settings.watchdog)),
             patience=math.inf if is_again else 0.0 if self.sockets is None else _PATIENCE,
+            cluster=cluster,
         )
         with contextlib.ExitStack() as stack:
+            if cluster is not None:
+                stack.enter_context(
+                    Beats(cluster, SERVER, f"{_name()}:{index}", partial(_about, chosen.listen, follower))
+                )
             if chosen.metrics:
                 place = parse_address(chosen.metrics, "serve.metrics", any_port=True)
                 address = replace(place, port=place.port + index if place.port else 0)
@@ -120,6 +132,32 @@ class _Process:
                 stack.callback(metrics.close)
             started()
             serve(app, chosen.listen, self.sockets)
+
+
+def _coordinator(settings: Settings) -> CoordinatorClient | None:
+    address = settings.coordinator.address
+    if address is None:
+        return None
+    return CoordinatorClient(address, Security.read(**settings.security.arguments()))
+
+
+def _name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _about(address: str, follower: Follower) -> dict[str, Any]:
+    """What the coordinator is told of a server."""
+    served = follower.registry.served
+    if served is None:
+        return {"address": address, "version": None, "publication": None, "freshness_ms": None}
+    watermark = served.publication.watermark
+    freshness = 1000 * (time.time() - watermark) if watermark else None
+    return {
+        "address": address,
+        "version": served.name,
+        "publication": served.publication.number,
+        "freshness_ms": freshness,
+    }
 
 
 def follow(model: Model, settings: Settings) -> Follower:
@@ -134,7 +172,7 @@ def follow(model: Model, settings: Settings) -> Follower:
     if settings.publish.url:
         published = _model(settings.publish)
         versions = RedisVersions(published)
-        holds = Holds(versions, f"{socket.gethostname()}:{os.getpid()}")
+        holds = Holds(versions, _name())
         registry = Registry(
             model,
             RedisOrigin(published, _model(settings.publish, timeout=_LOOKUP_SECONDS)),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from streamtrain.cluster.coordinator import WORKER
+from streamtrain.cluster.coordinator_client import Beats, CoordinatorClient
 from streamtrain.cluster.process import PsProcess
 from streamtrain.cluster.reports import Reporter
 from streamtrain.cluster.streams import open_stream
@@ -21,10 +23,10 @@ from streamtrain.metrics.worker import WorkerMetrics
 from streamtrain.model.model import Model
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Clock
-from streamtrain.ps.control import CHANNEL_OPTIONS, Retry, patiently
+from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
 from streamtrain.ps.node import Node
 from streamtrain.ps.security import Security, connect, metadata
-from streamtrain.ps.shards import Beginning, Shards
+from streamtrain.ps.shards import Beginning, Control, Shards
 from streamtrain.settings import Settings
 from streamtrain.stream.dead import DeadLetters
 from streamtrain.stream.feed import Feed
@@ -101,11 +103,12 @@ class WorkerProcess:
         self._name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.metrics = WorkerMetrics()
         self.validation = ProgressiveValidation(model.labels, window=settings.worker.window)
+        self._leader: Control | None = None  # who hears of predictions, if not shard 0
         self._reporter: Reporter | None = None
         self.metrics.quality(self._quality)
 
     def _quality(self) -> dict[str, dict[str, float | None]]:
-        """For the worker's metrics, about once a second; shard 0 is told, too."""
+        """For the worker's metrics, about once a second; who leads the shards is told, too."""
         sums = self.validation.window_sums()
         if self._reporter:
             self._reporter.offer(sums)
@@ -129,11 +132,22 @@ class WorkerProcess:
             if self._ps:
                 self._ps.start()
                 stack.callback(self._ps.stop)
+            self._begin_beats(stack, stopped)
             settings = self._settings.stream
             if not wait_for_topic(self._stream, settings.create, stopped):
                 return
             start = available(lambda: beginning_of(self._stream, settings.start, settings.group), stopped)
             self._learn(start, stopped)
+
+    def _begin_beats(self, stack: ExitStack, stopped: threading.Event) -> None:
+        address = self._settings.coordinator.address
+        if address is None:
+            return
+        client = CoordinatorClient(address, self._security)
+        stack.enter_context(Beats(client, WORKER, self._name, self.metrics.state, stopped.set))
+        channel = connect(address, self._security, CHANNEL_OPTIONS)
+        stack.callback(channel.close)
+        self._leader = RemoteControl(channel, address, metadata(self._security))
 
     def _enforce_drain(self, stopped: threading.Event, finished: threading.Event) -> None:
         """Ends the process if it is not done in time. Nothing is lost: others learn what this one did not finish."""
@@ -147,7 +161,7 @@ class WorkerProcess:
         retry = Retry(timeout=self._settings.ps.timeout)
         run = patiently(shards.agree, retry, stopped)
         client = shards.client(self._name, run, dtype=self._settings.ps.wire_dtype, retry=retry, stopped=stopped)
-        self._reporter = Reporter(shards.controls[0], self._name, self.metrics.report_failed)
+        self._reporter = Reporter(self._leader or shards.controls[0], self._name, self.metrics.report_failed)
         loop = Loop(
             *(self._model, self._step, client, lambda: patiently(shards.stands, retry, stopped)),
             intake=self._intake(run.id, stopped),

@@ -1,4 +1,4 @@
-"""Commands that run a process of a cluster: `ps`, `worker` and `serve`."""
+"""Commands that run a process of a cluster: `ps`, `worker`, `coordinator` and `serve`."""
 
 import logging
 import os
@@ -28,18 +28,19 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
 
     It takes its model from the first worker, or from its newest checkpoint. Shard 0 has all shards take checkpoints.
     """
-    from streamtrain.cluster.membership import Cluster
     from streamtrain.cluster.process import PsProcess
+    from streamtrain.cluster.remote import cluster_of
 
     settings = read_settings(config, setting, {"ps.addresses": addresses, "ps.listen": listen})
-    cluster = Cluster.of(settings.ps.addresses, os.environ.get("TF_CONFIG"))
+    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    stopped = stopped_by_signals()
+    cluster = cluster_of(settings, os.environ.get("TF_CONFIG"), stopped)
     if index is None:
         if cluster.task is None or cluster.task.type != "ps":
             raise ConfigError("--index is not given, and TF_CONFIG does not make this process a ps")
         index = cluster.task.index
-    logging.getLogger("streamtrain").setLevel(logging.INFO)
     process = PsProcess(index, cluster.ps, settings, workers or cluster.workers or 1)
-    process.run(stopped_by_signals())
+    process.run(stopped)
 
 
 def worker(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
@@ -55,12 +56,12 @@ def worker(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
 
     SIGTERM and SIGINT end it once what is under way is learned. Nothing is lost if it is killed.
     """
-    from streamtrain.cluster.membership import Cluster
+    from streamtrain.cluster.remote import cluster_of
 
     settings = read_settings(config, setting, {"model": model, "ps.addresses": addresses, "stream.topic": topic})
-    cluster = Cluster.of(settings.ps.addresses, os.environ.get("TF_CONFIG"))
     logging.getLogger("streamtrain").setLevel(logging.INFO)
     stopped = stopped_by_signals()
+    cluster = cluster_of(settings, os.environ.get("TF_CONFIG"), stopped)
     made = _load_model(settings, settings.worker.threads)
     from streamtrain.cluster.worker import WorkerProcess
     from streamtrain.model.spec import Spec
@@ -69,6 +70,25 @@ def worker(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
     count = workers or cluster.workers or 1
     process = WorkerProcess(made, Step(made), Spec.of(made), cluster.ps, settings, shard=shard, workers=count)
     process.run(stopped)
+
+
+def coordinator(
+    addresses: Addresses = None,
+    listen: Annotated[str | None, typer.Option(help="Address to listen at, if it is not coordinator.address.")] = None,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Run the coordinator: it knows the whole cluster, and sees to its checkpoints, publications and versions.
+
+    While it is away, training and serving go on. SIGTERM and SIGINT end it after a last checkpoint.
+    """
+    from streamtrain.cluster.coordinator_process import CoordinatorProcess
+    from streamtrain.cluster.membership import Cluster
+
+    settings = read_settings(config, setting, {"ps.addresses": addresses, "coordinator.listen": listen})
+    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    cluster = Cluster.of(settings.ps.addresses, os.environ.get("TF_CONFIG"))
+    CoordinatorProcess(cluster.ps, settings).run(stopped_by_signals())
 
 
 def serve(

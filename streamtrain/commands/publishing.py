@@ -79,10 +79,12 @@ def _now(settings: "Settings", *, force: bool, seconds: float) -> "Publication":
     from streamtrain.cluster.remote import publish_now
 
     tf_config = os.environ.get("TF_CONFIG")
-    if not settings.ps.addresses and not tf_config:
-        raise _NoShards("ps.addresses is not set: give --ps host:port,…")
-    cluster = Cluster.of(settings.ps.addresses, tf_config)
-    return publish_now(cluster.ps[0], settings.security, force=force, timeout=seconds)
+    address = settings.coordinator.address
+    if address is None:
+        if not settings.ps.addresses and not tf_config:
+            raise _NoShards("neither coordinator.address nor ps.addresses is set: give --ps host:port,…")
+        address = Cluster.of(settings.ps.addresses, tf_config).ps[0]
+    return publish_now(address, settings.security, force=force, timeout=seconds)
 
 
 class _NoShards(ConfigError):

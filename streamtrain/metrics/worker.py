@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
@@ -73,6 +74,9 @@ class WorkerMetrics:
         self._gradients["non_finite_dense"] = of.DENSE_GRADIENTS.counter(registry)
         self._latest = _Latest(now)
         registry.register(self._latest)
+        self._letters: dict[str, int] = {}
+        self._learned = 0
+        self._state = (monotonic(), 0, 0.0)
         self._read_quality: Quality | None = None
         self._quality_due = -math.inf
         self._quality_stale = False
@@ -80,6 +84,7 @@ class WorkerMetrics:
     def learned(self, samples: int) -> None:
         """A batch was learned from, for the first time or again."""
         self._samples.inc(samples)
+        self._learned += samples
         self._batches.inc()
         self._quality_stale = True
         self.refresh()
@@ -107,6 +112,7 @@ class WorkerMetrics:
     def dead_letters(self, reason: str, letters: int = 1) -> None:
         """Messages were handed to the topic of dead letters."""
         self._dead_letters.labels(reason).inc(letters)
+        self._letters = self._letters | {reason: self._letters.get(reason, 0) + letters}
 
     def late(self, samples: int) -> None:
         """Samples are further behind the watermark than they may be."""
@@ -149,6 +155,22 @@ class WorkerMetrics:
     def report_failed(self) -> None:
         """A window was not taken by shard 0."""
         self._report_failures.inc()
+
+    def state(self) -> dict[str, Any]:
+        """What a coordinator is told, plain values; samples per second are since the call before. For one thread."""
+        before, learned, rate = self._state
+        now, total = self._monotonic(), self._learned
+        if now > before:
+            rate = (total - learned) / (now - before)
+        self._state = now, total, rate
+        lag = {str(partition): messages for partition, messages in self._latest.lag.items()}
+        return {
+            "partitions": sorted(self._latest.position),
+            "lag": lag,
+            "samples": total,
+            "samples_per_s": rate,
+            "dead_letters": self._letters,
+        }
 
     def quality(self, read: Quality) -> None:
         """Where windowed figures come from. It is called by whoever calls `learned` or `refresh`, never by a scrape."""

@@ -16,7 +16,7 @@ from streamtrain.errors import CheckpointError, ShardBroken, ShardError, ShardRe
 from streamtrain.ps import wire
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.node import CutAt, Frozen
-from streamtrain.ps.shard import Initial
+from streamtrain.ps.shard import Initial, Row
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +83,16 @@ def patiently(attempt: Callable[[], T], retry: Retry, stopped: threading.Event) 
         retry: how often and how long.
         stopped: once set, the error is raised.
     """
-    give_up, backoff = time.monotonic() + retry.give_up, retry.first_backoff
+    give_up, backoff, told = time.monotonic() + retry.give_up, retry.first_backoff, ""
     while True:
         try:
             return attempt()
         except ShardUnavailable as exc:
             if time.monotonic() > give_up or stopped.wait(backoff * random.uniform(0.5, 1.0)):
                 raise
-            logger.info("%s; trying again", exc)
+            if str(exc) != told:
+                logger.info("%s; trying again", exc)
+            told = str(exc)
         backoff = min(2 * backoff, retry.last_backoff)
 
 
@@ -125,6 +127,7 @@ class RemoteControl:
         self._apply = method("Apply", pb.Applied)
         self._report = method("Report", pb.Reported)
         self._publish_now = method("PublishNow", pb.PublishedNow)
+        self._inspect = method("Inspect", pb.Inspected)
 
     def status(self) -> Any:
         """How the shard is, a `ShardStatus`."""
@@ -177,6 +180,11 @@ class RemoteControl:
             timeout: seconds for the answer; None: as long as it takes.
         """
         return str(self._call(self._publish_now, pb.PublishNowRequest(force=force), timeout=timeout).publication)
+
+    def inspect(self, table: str, key: int) -> Row | None:
+        """See `Shard.inspect`."""
+        answer = self._call(self._inspect, pb.InspectRequest(table=table, key=key))
+        return Row(answer.count, answer.last_seen) if answer.found else None
 
     def _call(self, method: Any, request: Any, timeout: float | None = -1.0) -> Any:
         try:

@@ -8,6 +8,7 @@ import grpc
 
 import streamtrain.ps.ps_pb2 as pb
 from streamtrain.ps import wire
+from streamtrain.ps.answering import unary
 from streamtrain.ps.node import Node
 from streamtrain.ps.servicer import Servicer
 from streamtrain.ps.sessions import Limits, Sessions
@@ -66,26 +67,22 @@ def server_options(message_bytes: int) -> list[tuple[str, Any]]:
 
 
 def _handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
-    def unary(method: Callable[..., Any], request: Any) -> Any:
-        # On the wire these are the same. But gRPC waits for the request of a unary call for as long as the call lasts,
-        # and so gives its thread to any client that says nothing.
-        return grpc.stream_unary_rpc_method_handler(
-            lambda requests, context: method(servicer.asked(request, requests, context), context),
-            response_serializer=lambda answer: answer.SerializeToString(),
-        )
+    def asked(method: Callable[..., Any], request: Any) -> Any:
+        return unary(lambda requests, context: method(servicer.asked(request, requests, context), context))
 
     return grpc.method_handlers_generic_handler(
         wire.SERVICE,
         {
             "Session": grpc.stream_stream_rpc_method_handler(servicer.session),
-            "Status": unary(servicer.status, pb.StatusRequest),
-            "Initialise": unary(servicer.initialise, pb.InitialiseRequest),
-            "Freeze": unary(servicer.freeze, pb.FreezeRequest),
-            "Cut": unary(servicer.cut, pb.CutRequest),
-            "Write": unary(servicer.write, pb.WriteRequest),
-            "Publish": unary(servicer.publish, pb.PublishRequest),
-            "Apply": unary(servicer.apply, pb.ApplyRequest),
-            "Report": unary(servicer.report, pb.ReportRequest),
-            "PublishNow": unary(servicer.publish_now, pb.PublishNowRequest),
+            "Status": asked(servicer.status, pb.StatusRequest),
+            "Initialise": asked(servicer.initialise, pb.InitialiseRequest),
+            "Freeze": asked(servicer.freeze, pb.FreezeRequest),
+            "Cut": asked(servicer.cut, pb.CutRequest),
+            "Write": asked(servicer.write, pb.WriteRequest),
+            "Publish": asked(servicer.publish, pb.PublishRequest),
+            "Apply": asked(servicer.apply, pb.ApplyRequest),
+            "Report": asked(servicer.report, pb.ReportRequest),
+            "PublishNow": asked(servicer.publish_now, pb.PublishNowRequest),
+            "Inspect": asked(servicer.inspect, pb.InspectRequest),
         },
     )

@@ -1,26 +1,20 @@
 """Servicer: what a server does with requests (schemas/ps.proto)."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
-import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 import streamtrain.ps.ps_pb2 as pb
 from streamtrain._core import shards_of
 from streamtrain.errors import (
-    CheckpointError,
-    ConfigError,
-    ShardBroken,
     ShardRefused,
-    ShardUnavailable,
-    StreamtrainError,
 )
 from streamtrain.model.spec import Spec
 from streamtrain.ps import wire
+from streamtrain.ps.answering import answering, request_of
 from streamtrain.ps.consistency import Consistency
 from streamtrain.ps.leader import leader_of
 from streamtrain.ps.node import Node
@@ -28,20 +22,6 @@ from streamtrain.ps.push import Floats, Pushed
 from streamtrain.ps.sessions import Limits, OpenSession, Sessions
 from streamtrain.ps.shard import Initial, Run, Shard
 from streamtrain.ps.status import status_of
-
-_REFUSALS = {
-    "malformed": grpc.StatusCode.INVALID_ARGUMENT,
-    "mismatch": grpc.StatusCode.FAILED_PRECONDITION,
-    "limit": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
-}
-_OTHERS = {
-    ShardUnavailable: grpc.StatusCode.UNAVAILABLE,
-    ShardBroken: grpc.StatusCode.DATA_LOSS,
-    CheckpointError: grpc.StatusCode.ABORTED,
-    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
-}
-
 
 _WAITING = wire.frame(pb.Answer(waiting=pb.Waiting()), [])
 
@@ -150,12 +130,7 @@ class Servicer:
     def asked(self, kind: Any, requests: Iterator[bytes], context: Any) -> Any:
         """The one request, a message of `kind`, of a call that is no session."""
         with self._translated(context), self._sessions.call(context):
-            try:
-                return kind.FromString(next(requests))
-            except StopIteration as exc:
-                raise ShardRefused("the call ends without a request") from exc
-            except DecodeError as exc:
-                raise ShardRefused(f"the request is no {kind.DESCRIPTOR.name}: {exc}") from exc
+            return request_of(kind, requests)
 
     def status(self, _: Any, context: Any) -> Any:
         """Tells how the shard is."""
@@ -214,24 +189,16 @@ class Servicer:
         with self._translated(context):
             return pb.PublishedNow(publication=leader_of(self._node).publish_now(force=request.force))
 
-    @contextmanager
-    def _translated(self, context: Any) -> Iterator[None]:
-        """Turns errors into gRPC statuses, and counts them."""
-        try:
-            yield
-        except ShardRefused as exc:
-            self._node.count(f"refused_{exc.reason}")
-            context.abort(_REFUSALS[exc.reason], str(exc))
-        except StreamtrainError as exc:
-            kind = next((kind for kind in _OTHERS if isinstance(exc, kind)), None)
-            self._node.count(f"failed_{type(exc).__name__}")
-            context.abort(_OTHERS[kind] if kind else grpc.StatusCode.INTERNAL, str(exc))
-        except (grpc.RpcError, GeneratorExit):  # while it was awaited, or while it was answered
-            self._node.count("broken_sessions")  # the client is gone
-            raise
-        except Exception as exc:  # of ours: gRPC logs it and answers UNKNOWN, upon which clients connect again
-            self._node.count(f"failed_{type(exc).__name__}")
-            raise
+    def inspect(self, request: Any, context: Any) -> Any:
+        """Tells what is known of one row beside its values."""
+        with self._translated(context):
+            row = self._node.shard.inspect(request.table, request.key)
+            return (
+                pb.Inspected() if row is None else pb.Inspected(found=True, count=row.learned, last_seen=row.last_seen)
+            )
+
+    def _translated(self, context: Any) -> AbstractContextManager[None]:
+        return answering(context, self._node.count)
 
 
 def _pulled(shard: Shard, pull: wire.Pull) -> list[Floats]:

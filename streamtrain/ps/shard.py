@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import DenseVector
-from streamtrain.errors import ShardBroken
+from streamtrain.errors import ShardBroken, ShardRefused
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Clock, Outcome, Span, Stand, VectorClock
 from streamtrain.ps.push import Floats, Push, Pushed, PushStats
@@ -71,6 +71,18 @@ class Gate:
     def holds(self, spans: Sequence[Span]) -> bool:
         """Whether a push over `spans` has to wait."""
         return time.monotonic() < self.until and any(end > self.target.get(partition, 0) for partition, _, end in spans)
+
+
+class Row(NamedTuple):
+    """What is known of a row beside its values.
+
+    Attributes:
+        learned: occurrences that were learned.
+        last_seen: latest event time, seconds since the epoch.
+    """
+
+    learned: int
+    last_seen: int
 
 
 class Shard:
@@ -185,6 +197,18 @@ class Shard:
             self._clock = VectorClock(stand.clock)
             self._watermarks = dict(stand.watermarks)
             self.samples, self.watermark = samples, watermark
+
+    def inspect(self, table: str, key: int) -> Row | None:
+        """What is known of a row; None: there is none here.
+
+        Raises:
+            ShardRefused: there is no such table.
+        """
+        names = [one["name"] for one in self.spec.tables]
+        if table not in names:
+            raise ShardRefused(f"there is no table {table!r}; tables are {', '.join(names)}", "mismatch")
+        found, counts, seen = self.tables[names.index(table)].lookup(np.array([key], np.uint64))
+        return Row(int(counts[0]), int(seen[0])) if found[0] else None
 
     def freeze(self, patience: float) -> dict[int, int]:
         """Holds pushes back until `cut`, for at most `patience` seconds, and says where the clock stands."""

@@ -21,7 +21,7 @@ from streamtrain.ps.node import CutAt, Frozen, Node
 from streamtrain.ps.push import Floats
 from streamtrain.ps.remote import Introduction, RemoteSession
 from streamtrain.ps.session import LocalSession, Session
-from streamtrain.ps.shard import Initial, Run
+from streamtrain.ps.shard import Initial, Row, Run
 from streamtrain.ps.status import status_of
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,9 @@ class Control(Protocol):
     def publish_now(self, *, force: bool = False, timeout: float | None = None) -> str:
         """See `Leader.publish_now`; for at most `timeout` seconds, if it is far away."""
 
+    def inspect(self, table: str, key: int) -> Row | None:
+        """See `Shard.inspect`."""
+
 
 class LocalControl:
     """The control of a node in the same process."""
@@ -85,6 +88,10 @@ class LocalControl:
     def publish_now(self, *, force: bool = False, timeout: float | None = None) -> str:
         """See Control."""
         return leader_of(self._node).publish_now(force=force)
+
+    def inspect(self, table: str, key: int) -> Row | None:
+        """See Control."""
+        return self._node.shard.inspect(table, key)
 
 
 @dataclass(frozen=True)

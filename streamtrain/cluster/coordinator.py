@@ -1,0 +1,216 @@
+"""Coordinator: what is known of the whole cluster. It is on no hot path: while it is away all else goes on."""
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamtrain._core import shards_of
+from streamtrain.cluster.lead import Lead
+from streamtrain.cluster.members import Member, Members
+from streamtrain.cluster.slots import SlotMap
+from streamtrain.errors import ShardError
+from streamtrain.ps import wire
+from streamtrain.ps.shard import Row
+from streamtrain.ps.shards import Control
+
+logger = logging.getLogger(__name__)
+
+WORKER, SERVER = "worker", "server"
+_EVERY = 1.0  # seconds between two looks at the shards
+_POINT_EVERY = 2.0
+_POINTS = 300  # ten minutes
+_RATE_SECONDS = 10.0  # over which samples per second are counted
+
+
+class _Look(NamedTuple):
+    """What a shard said, and when; None: it did not answer."""
+
+    status: Any
+    at: float
+
+
+class Coordinator:
+    """Thread-safe.
+
+    Args:
+        controls: of all shards, in order; their timeouts are how long a look may take.
+        slots: which shard has which keys.
+        lead: what it does for all shards.
+        now: seconds since the epoch.
+    """
+
+    def __init__(
+        self, controls: Sequence[Control], slots: SlotMap, lead: Lead, now: Callable[[], float] = time.time
+    ) -> None:
+        self.slots, self.lead = slots, lead
+        self.members = Members(self._left)
+        self._controls, self._now = controls, now
+        self._looks: list[_Look] = [_Look(None, 0.0) for _ in controls]
+        self._samples: deque[tuple[float, int]] = deque()
+        self._points: deque[dict[str, Any]] = deque(maxlen=_POINTS)
+        self._letters: Counter[str] = Counter()  # of workers that are gone
+        self._point_due = 0.0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(max(len(controls), 1), "looks")
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self.lead.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends, with a last checkpoint if the shards answer still."""
+        self._stop.set()
+        self._thread.join()
+        self.lead.stop()
+        self._pool.shutdown()
+
+    def inspect(self, table: str, key: int) -> Row | None:
+        """What the shard that has a row knows of it; None: there is no such row.
+
+        Raises:
+            ShardError: the shard does not answer, or there is no such table.
+        """
+        owner = int(shards_of(np.array([key], np.uint64), len(self._controls))[0])
+        return self._controls[owner].inspect(table, key)
+
+    def status(self) -> dict[str, Any]:
+        """The cluster, as plain values; docs/serving.md lists them."""
+        with self._lock:
+            looks, points = [*self._looks], [*self._points]
+            letters = Counter(self._letters)
+        workers, servers = self.members.of(WORKER), self.members.of(SERVER)
+        for worker in workers:
+            letters.update(_counts(worker.about.get("dead_letters")))
+        checkpoints, publications = self.lead.checkpoints, self.lead.publications
+        published = publications.last if publications else None
+        ready = [look.status for look in looks if look.status is not None and look.status.ready]
+        return {
+            "time": self._now(),
+            "run": ready[0].run if ready else None,
+            "slots": self.slots._asdict(),
+            "figures": self.lead.reports.figures(),
+            "samples": max((status.counters["samples"] for status in ready), default=None),
+            "samples_per_s": self._rate(),
+            "watermark": _watermark(ready) or None,
+            "lag": _lag(workers),
+            "shards": [self._shard(index, look) for index, look in enumerate(looks)],
+            "workers": [_worker(one) for one in workers],
+            "servers": [{"name": one.name} | one.about | {"seen": one.seen} for one in servers],
+            "dead_letters": dict(letters),
+            "checkpoint": None
+            if checkpoints is None or checkpoints.last is None
+            else {"epoch": checkpoints.last[0].epoch, "at": checkpoints.last[1]},
+            "publication": None
+            if published is None
+            else {"number": published.number, "published": published.published, "watermark": published.watermark},
+            "held": publications.held if publications else "",
+            "history": points,
+        }
+
+    def _shard(self, index: int, look: _Look) -> dict[str, Any]:
+        about = {"index": index, "address": self.slots.shards[index]}
+        if look.status is None:
+            return about | {"state": "away"}
+        status = look.status
+        return about | {
+            "state": "ready" if status.ready else "empty",
+            "rows": {table.name: table.rows for table in status.tables},
+            "bytes": sum(table.bytes for table in status.tables) + status.dense_bytes,
+            "clock": {str(partition): at for partition, at in wire.clock_of(status.clock).items()},
+            "samples": status.counters["samples"] if status.ready else None,
+            "epoch": status.epoch if status.epoch >= 0 else None,
+        }
+
+    def _left(self, member: Member) -> None:
+        """What a worker has counted stays counted."""
+        if member.kind == WORKER:
+            with self._lock:
+                self._letters.update(_counts(member.about.get("dead_letters")))
+            self.lead.leading.leave(member.name)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._look()
+            except Exception:  # whatever it is: the next look may be better
+                logger.exception("the shards were not looked at")
+            if self._stop.wait(_EVERY):
+                return
+
+    def _look(self) -> None:
+        looks = list(self._pool.map(self._look_at, self._controls))
+        ready = [look.status for look in looks if look.status is not None and look.status.ready]
+        at = time.monotonic()
+        with self._lock:
+            self._looks = looks
+            if ready:
+                self._samples.append((at, max(status.counters["samples"] for status in ready)))
+            while self._samples and self._samples[0][0] < at - _RATE_SECONDS:
+                self._samples.popleft()
+        if at >= self._point_due:
+            self._point_due = at + _POINT_EVERY
+            self._add_point(ready)
+
+    def _look_at(self, control: Control) -> _Look:
+        try:
+            return _Look(control.status(), time.monotonic())
+        except ShardError:  # which is what its state says
+            return _Look(None, time.monotonic())
+
+    def _add_point(self, ready: Sequence[Any]) -> None:
+        figures, rate = self.lead.reports.figures(), self._rate()
+        lag = _lag(self.members.of(WORKER))
+        watermark = _watermark(ready)
+        point = {
+            "time": self._now(),
+            "samples_per_s": rate,
+            "lag": lag,
+            "freshness_ms": 1000 * (self._now() - watermark) if watermark else None,
+            "auc": {label: of.get("auc") for label, of in figures.items()},
+            "log_loss": {label: of.get("log_loss") for label, of in figures.items()},
+        }
+        with self._lock:
+            self._points.append(point)
+
+    def _rate(self) -> float | None:
+        with self._lock:
+            if len(self._samples) < 2:
+                return None
+            (began, first), (ended, last) = self._samples[0], self._samples[-1]
+        return max(0.0, (last - first) / (ended - began))
+
+
+def _watermark(ready: Sequence[Any]) -> float:
+    """Latest event time that all shards have learned; 0: none."""
+    latest = [max(wire.stand_of(status.clock).watermarks.values(), default=0.0) for status in ready]
+    return min(latest, default=0.0)
+
+
+def _lag(workers: Sequence[Member]) -> int | None:
+    lags = [_counts(worker.about.get("lag")) for worker in workers]
+    return sum(sum(lag.values()) for lag in lags) if lags else None
+
+
+def _worker(member: Member) -> dict[str, Any]:
+    about = member.about
+    return {
+        "name": member.name,
+        "partitions": about.get("partitions", []),
+        "lag": sum(_counts(about.get("lag")).values()),
+        "samples_per_s": about.get("samples_per_s"),
+        "seen": member.seen,
+    }
+
+
+def _counts(given: object) -> Mapping[str, int]:
+    """Counts by name, of what a process said of itself."""
+    return {str(k): v for k, v in given.items() if isinstance(v, int)} if isinstance(given, dict) else {}

@@ -1,0 +1,79 @@
+"""The process of the coordinator: startup, serve, shutdown."""
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from streamtrain.cluster.coordinator import Coordinator
+from streamtrain.cluster.coordinator_server import CoordinatorServer
+from streamtrain.cluster.lead import Lead, redis_of
+from streamtrain.cluster.slots import next_slots
+from streamtrain.errors import ConfigError
+from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.security import Security, authenticate, connect, listen, metadata
+from streamtrain.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 2.0
+
+
+class CoordinatorProcess:
+    """The coordinator, served.
+
+    Args:
+        addresses: of all shards, in order.
+        settings: of the cluster.
+
+    Raises:
+        ConfigError: there are no shards, or it cannot be listened where the settings say.
+        CheckpointError: the slot map cannot be read or written.
+    """
+
+    def __init__(self, addresses: Sequence[str], settings: Settings) -> None:
+        if not addresses:
+            raise ConfigError("ps.addresses is not set: the coordinator has to know the shards")
+        if settings.coordinator.address is None:
+            raise ConfigError("coordinator.address is not set: it is where others reach the coordinator")
+        security = Security.read(**settings.security.arguments())
+        channels = [connect(address, security, CHANNEL_OPTIONS) for address in addresses]
+
+        def controls(timeout: float) -> list[RemoteControl]:
+            return [
+                RemoteControl(channel, address, metadata(security), timeout)
+                for channel, address in zip(channels, addresses, strict=True)
+            ]
+
+        self._channels = channels
+        self._redis = redis_of(settings.publish)
+        lead = Lead(controls(settings.ps.timeout), settings, self._count, self._redis, at_end=True)
+        slots = next_slots(settings.checkpoint.url, addresses)
+        self.coordinator = Coordinator(controls(_LOOK_SECONDS), slots, lead)
+        guards = (authenticate(security.token, lambda: self._count("refused_token")),) if security.token else ()
+        self.server = CoordinatorServer(self.coordinator, guards)
+        self.address = settings.coordinator.listen or settings.coordinator.address
+        self.port = listen(self.server.grpc, self.address, security)
+
+    def _count(self, name: str) -> None:
+        self.server.count(name)
+
+    def run(self, stopped: threading.Event) -> None:
+        """Serves until `stopped` is set."""
+        self.start()
+        stopped.wait()
+        self.stop()
+
+    def start(self) -> None:
+        """Begins."""
+        self.coordinator.start()
+        self.server.start()
+        logger.info("the coordinator of %d shards serves at %s", len(self._channels), self.address)
+
+    def stop(self) -> None:
+        """Ends; takes a last checkpoint, if shards answer."""
+        self.coordinator.stop()
+        self.server.stop()
+        for channel in self._channels:
+            channel.close()
+        if self._redis:
+            self._redis.close()

@@ -1,0 +1,51 @@
+"""Slots: which shard has which keys, and since when."""
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from streamtrain.errors import CheckpointError
+from streamtrain.store.files import Directory
+
+_FILE = "slots.json"
+
+
+class SlotMap(NamedTuple):
+    """As many slots as shards: a key is of slot `shards_of(key)`.
+
+    Attributes:
+        epoch: grows with every change.
+        shards: address of the shard that has it, by slot.
+    """
+
+    epoch: int
+    shards: tuple[str, ...]
+
+
+def next_slots(url: str | None, shards: Sequence[str]) -> SlotMap:
+    """The map with these shards: that of before, or the next one if they are others. It is kept with checkpoints.
+
+    Args:
+        url: of checkpoints; None: nothing is kept, and every map is the first.
+        shards: addresses, by slot.
+
+    Raises:
+        CheckpointError: it cannot be read, is damaged, or cannot be written.
+    """
+    if url is None:
+        return SlotMap(1, tuple(shards))
+    place = Directory(url)
+    before = _read(place) if place.exists(_FILE) else None
+    if before is not None and before.shards == tuple(shards):
+        return before
+    found = SlotMap(before.epoch + 1 if before else 1, tuple(shards))
+    place.put(_FILE, json.dumps(found._asdict()).encode())
+    return found
+
+
+def _read(place: Directory) -> SlotMap:
+    try:
+        given = json.loads(place.read(_FILE))
+        return SlotMap(int(given["epoch"]), tuple(str(one) for one in given["shards"]))
+    except (KeyError, TypeError, ValueError) as exc:
+        raise CheckpointError(f"{_FILE} of {place.url} is damaged, delete it: {exc}") from exc
