@@ -97,7 +97,7 @@ def routes(service: Service, cluster: ClusterView | None, *, control: bool) -> l
     model = service.registry.model
     inspector = Inspector(model)
     recent = RecentStatus(cluster) if cluster else None
-    inspecting = asyncio.Semaphore(_AT_ONCE)
+    reading, inspecting = asyncio.Semaphore(1), asyncio.Semaphore(_AT_ONCE)  # threads are for others as well
     fields, tables = fields_of(model.schema), [one.name for one in model.schema.tables]
     fixed = about.of_model(model) | {"control": control, "cluster": cluster is not None}
     asked = about.instances(model)
@@ -134,7 +134,8 @@ def routes(service: Service, cluster: ClusterView | None, *, control: bool) -> l
         if len(id.encode("utf-8", "surrogatepass")) > model.schema.max_id_bytes:
             raise Refused(400, f"an id may have {model.schema.max_id_bytes} bytes")
         key = inspector.key_of(id)
-        read = await asyncio.to_thread(inspector.row, predictor, table, key)
+        async with reading:
+            read = await asyncio.to_thread(inspector.row, predictor, table, key)
         async with inspecting:
             seen = await _seen(cluster, table, key)
         return answer({"table": table, "id": id} | _about(read) | {"values": read.values} | seen)
@@ -151,7 +152,8 @@ def routes(service: Service, cluster: ClusterView | None, *, control: bool) -> l
         if len(messages) != 1:
             raise Refused(400, f"one instance is explained at a time, not {len(messages)}")
         predictor = choose()
-        hits, publication = await asyncio.to_thread(inspector.explain, predictor, messages[0])
+        async with reading:
+            hits, publication = await asyncio.to_thread(inspector.explain, predictor, messages[0])
         ids: dict[str, list[dict[str, Any]]] = {one.name: [] for one in model.schema.embedded}
         for hit in hits:
             ids[hit.feature].append({"id": hit.id} | _about(hit.row))

@@ -4,11 +4,13 @@ import time
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from streamtrain.serve.app import make_app
 from tests.console.conftest import MODEL, Shown, looking
 from tests.console.shown import origin_of, publish, registry_of
-from tests.serve.running import LONG, serving
+from tests.serve.running import LONG, running, serving
 
 expect.set_options(timeout=1000 * LONG)
 NONE = "\N{EN DASH}"
@@ -57,6 +59,16 @@ def test_it_loads_nothing_from_elsewhere_and_says_no_errors(browser: Browser, sh
         page.locator(".predictions").wait_for()
         assert page.title() == "shop · streamtrain"
         assert all(one.startswith(shown.url) for one in asked), asked
+        assert said == []
+
+
+def test_it_works_below_a_prefix(browser: Browser, shown: Shown) -> None:
+    outer = FastAPI()
+    outer.mount("/a/b", make_app(shown.registry))
+    with running(outer) as url, looking(browser, f"{url}/a/b/") as (page, said, asked):
+        predict(page)
+        expect(page.locator("#predict-result pre")).to_contain_text(f"'{url}/a/b/v1/models/shop:predict'")
+        assert all(one.startswith(f"{url}/a/b/") for one in asked), asked
         assert said == []
 
 

@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from streamtrain.serve.app import make_app
 from streamtrain.serve.follower import Follower
@@ -89,6 +89,43 @@ def test_what_is_refused_is_said_in_the_dialog(browser: Browser) -> None:
         expect(dialog).to_be_hidden()
 
 
+def test_what_the_gate_holds_back_can_be_forced(browser: Browser) -> None:
+    """The first answer is that of a server with a gate; the second is this server's own."""
+    bodies = []
+
+    def answer(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        if len(bodies) > 1:
+            route.continue_()
+        else:
+            route.fulfill(status=409, json={"error": 'held back: auc; to serve it even so, send "force": true'})
+
+    with showing() as shown, looking(browser, shown.url) as (page, _, _):
+        page.route("**/*:promote", answer)
+        use(page, TOKEN)
+        page.get_by_role("button", name="Promote 2").click()
+        dialog = page.get_by_role("dialog", name="Serve version 2?")
+        dialog.get_by_label("Why").fill("tried")
+        dialog.get_by_role("button", name="Promote").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("held back: auc")
+        dialog.get_by_role("button", name="Serve it even so").click()
+        expect(page.locator("#versions-outcome")).to_have_text("Now version 2 is served (publication 2).")
+        assert bodies == [{"version": 2, "why": "tried"}, {"version": 2, "why": "tried", "force": True}]
+
+
+def test_history_where_the_server_tells_it(browser: Browser) -> None:
+    deed = {"at": 1000.0, "what": "label", "who": "ann", "why": "<b>", "version": 2, "label": "prod", "was": 1}
+
+    def answer(route: Route) -> None:
+        route.fulfill(json=route.fetch().json() | {"history": [deed]})
+
+    with showing() as shown, looking(browser, shown.url) as (page, _, _):
+        page.route("**/versions", answer, times=1)
+        use(page, TOKEN)
+        cells = page.get_by_role("table", name="History").get_by_role("cell")
+        expect(cells).to_have_text(["label", "2", "prod", "ann", "<b>"])
+
+
 def test_control_can_be_off(browser: Browser) -> None:
     with running(make_app(registry_of(MODEL, origin_of(MODEL)))) as url, looking(browser, url) as (page, said, _):
         expect(page.get_by_text("Control is off")).to_be_visible()
@@ -120,7 +157,7 @@ def test_an_endpoint_that_is_away(browser: Browser) -> None:
         with showing() as shown:
             page, _, _ = stack.enter_context(looking(browser, shown.url))
             expect(page.locator("#facts")).to_contain_text("Publication3")
-        notice = "The endpoint is away: the endpoint does not answer. What is shown is of "
+        notice = "The endpoint does not answer. What is shown is of "
         expect(page.locator("#notices")).to_contain_text(notice)
         expect(page.get_by_text("away", exact=True).first).to_be_visible()
         expect(page.locator("#facts")).to_contain_text("Publication3")
@@ -133,9 +170,9 @@ def test_a_coordinator_that_is_away_and_comes_back(browser: Browser) -> None:
     with showing() as shown, looking(browser, shown.url) as (page, _, _):
         expect(page.get_by_role("table", name="Shards")).to_be_visible()
         shown.cluster.away = "10.0.0.2:7100 does not answer"
-        for place in ("#notices", "#cluster"):
-            expect(page.locator(place)).to_contain_text("he coordinator is away: 10.0.0.2:7100 does not answer")
-        expect(page.locator("#cluster")).to_contain_text("What is shown is of ")
+        notice = "The coordinator is away: 10.0.0.2:7100 does not answer."
+        expect(page.locator("#notices")).to_have_text(notice)
+        expect(page.locator("#cluster")).to_contain_text(", as the coordinator is away.")
         expect(page.get_by_role("table", name="Shards")).to_be_visible()
         expect(page.get_by_text("serving", exact=True)).to_be_visible()
         page.get_by_label("Id", exact=True).fill("u7")

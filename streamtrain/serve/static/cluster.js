@@ -1,6 +1,6 @@
 // What learns and serves the model, as the coordinator tells: shards, workers, servers and dead letters.
 
-import { byId, fill, h, Table } from "./dom.js";
+import { byId, fill, h, setText, Table } from "./dom.js";
 import { bytes, count, moment, NONE, rate, span, sum } from "./format.js";
 
 const MANY = matchMedia("(max-width: 800px)").matches ? 0 : 8; // rows beyond which a table of shards is closed at first
@@ -88,12 +88,13 @@ export function showCluster({ process, cluster, clusterError }) {
   const body = byId("cluster-body");
   if (!body.firstChild) body.append(word, parts);
   const text = !process ? ""
-    : !process.cluster ? "No coordinator is configured, so shards, workers and other servers are not known here. The rest of this page is what this server knows by itself."
-    : clusterError ? `${clusterError}.${cluster ? ` What is shown is of ${moment(cluster.time)}.` : ""}` : "";
+    : !process.cluster ? "No coordinator is configured, so shards, workers and other servers are not known here. The rest of this page is what this server knows by itself; charts begin when the page is opened."
+    : !clusterError ? ""
+    : cluster ? `What is shown is of ${moment(cluster.time)}, as the coordinator is away.` : "Nothing is known of the cluster while the coordinator is away.";
   word.hidden = !text;
-  word.className = `notice ${process?.cluster ? "bad" : ""}`;
-  if (word.textContent !== text) word.textContent = text;
+  setText(word, text);
   parts.hidden = !cluster;
+  parts.classList.toggle("old", Boolean(clusterError));
   if (cluster) {
     const all = cluster.shards ?? [];
     shards.update(all);
@@ -116,7 +117,7 @@ export function showDeadLetters({ cluster }) {
   if (!letters.isConnected) byId("charts").append(letters);
   const known = cluster?.dead_letters;
   const listed = Object.entries(known ?? {}).sort((a, b) => b[1] - a[1]);
-  dead.firstChild.firstChild.textContent = known ? count(sum(known)) : NONE;
-  reasons.empty.textContent = known ? "none" : "known with a coordinator";
+  setText(dead.firstChild.firstChild, known ? count(sum(known)) : NONE);
+  setText(reasons.empty, known ? "none" : "known with a coordinator");
   reasons.update(listed);
 }

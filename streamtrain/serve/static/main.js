@@ -10,6 +10,7 @@ import { showTables, startRows } from "./rows.js";
 import { showVersions, startVersions } from "./versions.js";
 
 const EVERY_MS = 1000;
+const GAP_S = 5; // without a look at the process, as while the page is hidden: no line is drawn across
 const AWAY_MS = 3000; // a coordinator that is away is asked less often
 
 const state = { process: null, cluster: null, clusterError: "", answered: null, away: "", clusterAt: 0 };
@@ -34,6 +35,7 @@ const loaded = (process, version) => process?.loaded.find((one) => one.version =
 function remember(process) {
   const head = loaded(process, "head") ?? loaded(process, process.served);
   const served = loaded(process, process.served);
+  if (points.length && process.time - points.at(-1).time > GAP_S) points.push({ time: process.time - 1 });
   points.push({
     time: process.time, samples_per_s: rateOf(head), lag: null,
     freshness_ms: served?.watermark ? 1000 * (process.time - served.watermark) : null,
@@ -49,7 +51,7 @@ async function look() {
     state.away = "";
     remember(state.process);
   } catch (error) {
-    state.away = error.message;
+    state.away = error.status ? `is away: ${error.message}` : "does not answer";
   }
   if (!state.away && state.process.cluster && Date.now() >= state.clusterAt) await lookAtCluster();
 }
@@ -67,7 +69,7 @@ async function lookAtCluster() {
 function notices() {
   const { process, cluster, clusterError, away, answered } = state;
   const all = [];
-  if (away) all.push(["bad", answered ? `The endpoint is away: ${away}. What is shown is of ${moment(answered)}.` : `The endpoint is away: ${away}.`]);
+  if (away) all.push(["bad", `The endpoint ${away}.${answered ? ` What is shown is of ${moment(answered)}.` : ""}`]);
   else if (process && process.served === null)
     all.push(["warn", `Nothing is loaded yet (${process.origin}). As soon as something is published, it is served and shown here.`]);
   else if (process && !["ok", "not followed"].includes(process.origin))

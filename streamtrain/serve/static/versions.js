@@ -9,6 +9,7 @@ const EVERY_MS = 10_000;
 
 let token = sessionStorage.getItem(KEPT) ?? "";
 let accepted = false;
+let refused = false; // the server has said that the token is wrong: it is not asked again with it
 let listed = null; // what the server said last; null: nothing yet
 let seen = ""; // of the process, when it was asked last
 let asked = 0;
@@ -67,7 +68,7 @@ export function startVersions() {
 
 function keep(given) {
   token = given;
-  accepted = false;
+  accepted = refused = false;
   listed = null;
   if (token) sessionStorage.setItem(KEPT, token);
   else sessionStorage.removeItem(KEPT);
@@ -85,7 +86,7 @@ function say(text, tone = "") {
 /** Asks for the versions, if there is a token that may. */
 async function refresh() {
   asked = Date.now();
-  if (!token || !latest?.control) return draw();
+  if (!token || refused || !latest?.control) return draw();
   const mine = token;
   try {
     const { json } = await ask("/versions", { token });
@@ -97,6 +98,7 @@ async function refresh() {
     if (mine !== token) return;
     if (error.status === 401) {
       accepted = false;
+      refused = true;
       listed = null;
       say("Wrong token: the server does not accept it.", "bad");
     } else say(error.message, "bad");
@@ -143,7 +145,7 @@ function draw() {
 function confirmPromotion(version) {
   confirm_({
     title: `Serve ${version === "head" ? "the head" : `version ${version}`}?`, yes: "Promote",
-    text: `Served now: ${latest?.served ?? "nothing"}. It is loaded, checked and tried first; no request fails.`,
+    text: `Served now: ${latest?.served ?? "nothing"}. The other is loaded, checked and tried first; no request fails.`,
     act: (body) => ask(":promote", {
       method: "POST", token, body: { ...body, version: version === "head" ? version : Number(version) },
     }),
