@@ -167,6 +167,14 @@ class Log:
         found = self._server.call("ZRANGEBYSCORE", self._keys.steps, number, number)
         return found[0].partition(b":")[0].decode() if found else None
 
+    def publication_at(self, entry: str) -> Publication | None:
+        """What an entry of a commit says; None: the entry has been dropped, or is damaged."""
+        found = self._server.call("XRANGE", self._keys.log, entry, entry)
+        try:
+            return Publication.of_json(json.loads(as_fields(found[0][1])[b"c"]))
+        except (IndexError, KeyError, TypeError, ValueError):
+            return None
+
     def wait(self, after: str, seconds: float) -> list[tuple[str, Fields]]:
         """Some entries after one; waits for the first for at most so long, or about half the timeout."""
         found = self._server.wait(self._keys.log, after, _TOGETHER, seconds)

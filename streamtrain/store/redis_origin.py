@@ -108,6 +108,12 @@ class RedisOrigin:
         after = self._model.log.entry_of(publication.number)
         if after is None:
             raise PublicationCorrupt(f"what came after publication {publication.number} of {self._model.name} is gone")
+        there = self._model.log.publication_at(after)
+        if there is not None and (there.run, there.published) != (publication.run, publication.published):
+            raise PublicationCorrupt(
+                f"publication {publication.number} of {self._model.name} is another one now: what was published before "
+                "was lost, and numbers began again"
+            )
         deadline = time.monotonic() + seconds
         collector = Collector(self._model.log.name)
         at, number = after, publication.number

@@ -132,6 +132,21 @@ def test_a_follower_that_is_too_slow_is_told(redis_url: str) -> None:
     published.close()
 
 
+def test_a_follower_of_another_history_is_told(published: Published) -> None:
+    published.full(1)
+    second = published.publish(2, published=100.0)
+    for key in published.server.call("KEYS", f"streamtrain:model:{{{published.model.keys.model}}}:*"):
+        published.server.call("DEL", key)
+    anew = Published(published.url)
+    anew.model, anew.dictionaries, anew.versions = published.model, published.dictionaries, published.versions
+    anew.full(1)
+    other = anew.publish(2, published=200.0)
+    third = anew.publish(3)
+    with pytest.raises(PublicationCorrupt, match="publication 2 .* is another one now"):
+        list(published.origin.follow(second, 1))
+    assert [step.publication for step in published.origin.follow(other, 1)] == [third]
+
+
 def test_the_log_keeps_no_more_than_it_may(redis_url: str) -> None:
     published = Published(redis_url, log_bytes=100_000)
     published.full(1)
