@@ -142,7 +142,7 @@ def test_a_follower_of_another_history_is_told(published: Published) -> None:
     anew.full(1)
     other = anew.publish(2, published=200.0)
     third = anew.publish(3)
-    with pytest.raises(PublicationCorrupt, match="publication 2 .* is another one now"):
+    with pytest.raises(PublicationCorrupt, match=r"publication 2 .* is another one now"):
         list(published.origin.follow(second, 1))
     assert [step.publication for step in published.origin.follow(other, 1)] == [third]
 
