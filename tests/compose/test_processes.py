@@ -1,0 +1,126 @@
+"""What docker-compose.yml starts, started without Docker: its own commands, variables and health checks.
+
+Real Kafka, real Redis protocol, two shards, two workers, one server; the flights are produced as its demo does it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from streamtrain.embedded.kafka import Broker
+from streamtrain.embedded.valkey import Valkey
+from tests.cluster.test_whole_path import ask
+from tests.compose.composed import TOKEN, Composed, Machine, Program
+from tests.stream.servers import kafka
+
+__all__ = ["kafka"]
+
+LONG = 120.0
+FLIGHT = {"carrier": "UA", "tail": "N14228", "flight": 1545, "origin": "EWR", "dest": "IAH", "route": "EWR-IAH"}
+FLIGHT |= {"hour": 5, "weekday": 1, "month": 1}
+NEVER_SEEN = dict.fromkeys(FLIGHT, "never seen")
+
+
+class Containers:
+    """Programs of services, with nothing in their environment but what the file and the image say."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self.machine, self._folder = machine, folder
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._programs: list[Program] = []
+
+    def start(self, service: str) -> None:
+        for program in self.machine.programs(service):
+            with self._log(program.name).open("wb") as log:
+                self.running[program.name] = subprocess.Popen(
+                    program.command, cwd=program.folder, env=self._environment(program), stdout=log, stderr=log
+                )
+            self._programs.append(program)
+
+    def _environment(self, program: Program) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {"PATH": path, "HOME": str(self._folder), "TF_CPP_MIN_LOG_LEVEL": "2"} | program.environment
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def wait_until_well(self) -> None:
+        """Until every process answers what the file checks."""
+        for program in self._programs:
+            if program.check:
+                self.wait_until(partial(self._is_well, program))
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Asks four times a second, as it takes whole processes to answer; all of them have to stay."""
+        deadline, pause = time.monotonic() + LONG, threading.Event()
+        while not condition():
+            ended = [name for name, one in self.running.items() if one.poll() is not None]
+            assert not ended, f"{ended} have ended\n{self.said()}"
+            assert time.monotonic() < deadline, f"it does not happen\n{self.said()}"
+            pause.wait(0.25)
+
+    def _is_well(self, program: Program) -> bool:
+        assert program.check
+        done = subprocess.run(
+            program.check, cwd=program.folder, env=self._environment(program), capture_output=True, check=False
+        )
+        return done.returncode == 0
+
+    def stop(self, *names: str) -> dict[str, int]:
+        """SIGTERM to all at the same time, as `docker compose kill -s SIGTERM` would; exit codes."""
+        for name in names:
+            self.running[name].send_signal(signal.SIGTERM)
+        return {name: self.running[name].wait(LONG) for name in names}
+
+    def said(self) -> str:
+        return "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(self._folder.glob("*.log")))
+
+
+@pytest.fixture
+def containers(kafka: Broker, tmp_path: Path) -> Iterator[Containers]:
+    composed = Composed({TOKEN: "a-token", "STREAMTRAIN_STREAM__TOPIC": f"flights-{uuid.uuid4().hex}"})
+    with Valkey() as valkey, tempfile.TemporaryDirectory() as folder:
+        servers = {"kafka": kafka.servers, "redis": f"127.0.0.1:{valkey.port}"}
+        started = Containers(Machine(composed, servers, Path(folder)), tmp_path)
+        for service in composed.ours:
+            started.start(service)
+        yield started
+        for one in started.running.values():
+            one.kill()
+            one.wait()
+
+
+def test_what_compose_starts_learns_and_predicts(containers: Containers) -> None:
+    assert {name.rpartition("-")[0] for name in containers.running} >= {"ps-0", "ps-1", "worker", "serving"}
+    ours = [*containers.running]
+    containers.wait_until_well()
+
+    containers.start("produce")
+    listen = containers.machine.address("serving", "8501")
+    predict = f"http://{listen}/v1/models/flights:predict"
+    asked = {"instances": [FLIGHT, NEVER_SEEN]}
+
+    def is_learned() -> bool:
+        """The 200th sample of every partition; the server itself waits 5 seconds at most."""
+        offsets = ",".join(f"{partition}:200" for partition in range(4))
+        status, _, _ = ask(predict, asked, x_min_offset=offsets)
+        return status == 200
+
+    containers.wait_until(is_learned)
+    _, answer, headers = ask(predict, asked)
+    (flight,), (unknown,) = answer["predictions"]
+    assert flight < 0.5 == unknown  # who was never seen has weight 0, and most flights are on time
+    assert headers["x-trained-through"].startswith("2013-01-0")
+
+    assert containers.stop("produce-0") == {"produce-0": 128 + signal.SIGTERM}
+    assert containers.stop(*ours) == dict.fromkeys(ours, 0), containers.said()
