@@ -18,9 +18,6 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
 TOKEN = "STREAMTRAIN_SECURITY__TOKEN"
 
-# Services whose code is not there yet; so are the settings of a group of that name.
-NOT_YET = {"coordinator"}
-
 # As services/Dockerfile has it: where the entry files are, and where processes begin.
 APP, WORKING = "/app", "/model"
 
@@ -54,7 +51,7 @@ class Composed:
 
     Attributes:
         services: by name; environments without what is passed on only if it is set, and is not.
-        ours: those of the streamtrain image, whose code is there.
+        ours: those of the streamtrain image.
         demo: those of them that need `--profile demo`.
     """
 
@@ -64,13 +61,21 @@ class Composed:
         for one in self.services.values():
             given = {key: variables.get(key) if value is None else value for key, value in self._set(one)}
             one["environment"] = {key: value for key, value in given.items() if value is not None}
-        here = [name for name, one in self.services.items() if "build" in one and name not in NOT_YET]
+        here = [name for name, one in self.services.items() if "build" in one]
         self.ours = [name for name in here if not self.services[name].get("profiles")]
         self.demo = [name for name in here if self.services[name].get("profiles") == ["demo"]]
 
     @staticmethod
     def _set(service: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield from service.get("environment", {}).items()
+
+    def ends(self) -> Iterator[set[str]]:
+        """Ours in the order in which Compose ends them: those together that none needs which is left."""
+        left = {*self.ours}
+        while left:
+            needed = {other for name in left for other in self.services[name].get("depends_on", [])}
+            yield left - needed
+            left &= needed
 
     def replicas(self, name: str) -> int:
         """How many containers of a service there are."""
@@ -124,12 +129,10 @@ class Machine:
     def _program(self, name: str, instance: int) -> Program:
         service, rewrite = self._composed.services[name], self._rewriting(name, instance)
         check = service.get("healthcheck", {}).get("test")
-        unknown = tuple(f"STREAMTRAIN_{group.upper()}__" for group in NOT_YET)
-        environment = {key: rewrite(value) for key, value in service["environment"].items()}
         return Program(
             f"{name}-{instance}",
             [rewrite(word) for word in service["command"]],
-            {key: value for key, value in environment.items() if not key.startswith(unknown)},
+            {key: rewrite(value) for key, value in service["environment"].items()},
             rewrite(WORKING),
             check and [rewrite(word) for word in check[1:]],
         )

@@ -3,8 +3,10 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import yaml
 
 from streamtrain.config import load_settings
 from streamtrain.embedded import jars
-from tests.compose.composed import APP, FILE, NOT_YET, ROOT, TOKEN, WORKING, Composed, Missing
+from tests.compose.composed import APP, FILE, ROOT, TOKEN, WORKING, Composed, Missing
 
 DOCKERFILE = (ROOT / "services" / "Dockerfile").read_text()
 PAGE = (ROOT / "docs" / "docker.md").read_text()
@@ -63,16 +65,15 @@ def test_tls_as_the_page_has_it_goes_on_top(tmp_path: Path) -> None:
     done = config(VARIABLES, tmp_path / "tls.yml")
     assert done.returncode == 0, done.stderr
     read = yaml.safe_load(done.stdout)["services"]
-    for name in {*COMPOSED.ours, *NOT_YET} - {"serving"}:
+    for name in COMPOSED.ours:
         security = settings_of(read[name]["environment"]).security
         assert (security.certificate, security.key, security.ca) == ("/tls/node.crt", "/tls/node.key", "/tls/ca.crt")
         assert not security.insecure
 
 
 def settings_of(environment: dict[str, Any]) -> Any:
-    """The settings of a container, without those that are not there yet."""
-    groups = tuple(f"STREAMTRAIN_{group.upper()}__" for group in NOT_YET)
-    return load_settings(None, {key: str(of) for key, of in environment.items() if not key.startswith(groups)})
+    """The settings of a container."""
+    return load_settings(None, {key: str(of) for key, of in environment.items()})
 
 
 @each_of_ours
@@ -106,7 +107,7 @@ def test_ports_are_this_machines_alone(name: str) -> None:
 
 @each_service
 def test_health_is_checked_of_what_stays(name: str) -> None:
-    assert "healthcheck" in COMPOSED.services[name] or name in NOT_YET or name in COMPOSED.demo
+    assert "healthcheck" in COMPOSED.services[name] or name in COMPOSED.demo
 
 
 @each_of_ours
@@ -122,6 +123,39 @@ def test_what_is_named_of_the_file_is_in_it() -> None:
         assert {*one.get("depends_on", [])} <= {*COMPOSED.services}, name
         for source in COMPOSED.folders(name).values():
             assert (ROOT / source).exists() if source[0] in "./" else source in whole["volumes"], f"{name}: {source}"
+
+
+def test_workers_end_first_and_shards_last() -> None:
+    first, *_, last = COMPOSED.ends()
+    assert "worker" in first
+    assert last == {"ps-0", "ps-1"}
+
+
+def health_of(url: str) -> str:
+    """What the check of a container says; "" if all is well."""
+    command = [sys.executable, str(ROOT / "services" / "healthy.py"), url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert bool(done.returncode) == bool(done.stderr)
+    return done.stderr
+
+
+def test_what_does_not_answer_is_not_well() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        assert health_of(f"tcp://{place}") == ""
+        threading.Thread(target=_answer, args=(server, b"503 Service Unavailable"), daemon=True).start()
+        assert "503" in health_of(f"http://{place}/healthz/live")
+    assert "refused" in health_of(f"tcp://{place}")
+    assert "refused" in health_of(f"http://{place}/healthz/live")
+
+
+def _answer(server: socket.socket, status: bytes) -> None:
+    """Until somebody asks: the one who only knocked is still in the queue."""
+    for _ in range(2):
+        connection, _ = server.accept()
+        with connection:
+            if connection.recv(1 << 16):
+                connection.sendall(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n\r\n")
 
 
 def test_kafka_is_the_version_that_tests_talk_to() -> None:

@@ -1,6 +1,7 @@
 """What docker-compose.yml starts, started without Docker: its own commands, variables and health checks.
 
-Real Kafka, real Redis protocol, two shards, two workers, one server; the flights are produced as its demo does it.
+Real Kafka, a real server of Redis' protocol, two shards, two workers, coordinator, endpoint. The flights are produced
+as its demo does it.
 """
 
 import os
@@ -34,8 +35,8 @@ NEVER_SEEN = dict.fromkeys(FLIGHT, "never seen")
 class Containers:
     """Programs of services, with nothing in their environment but what the file and the image say."""
 
-    def __init__(self, machine: Machine, folder: Path) -> None:
-        self.machine, self._folder = machine, folder
+    def __init__(self, composed: Composed, machine: Machine, folder: Path) -> None:
+        self.composed, self.machine, self._folder = composed, machine, folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._programs: list[Program] = []
 
@@ -76,8 +77,9 @@ class Containers:
         )
         return done.returncode == 0
 
-    def stop(self, *names: str) -> dict[str, int]:
-        """SIGTERM to all at the same time, as `docker compose kill -s SIGTERM` would; exit codes."""
+    def stop(self, *services: str) -> dict[str, int]:
+        """SIGTERM to all of some services at the same time; exit codes by container."""
+        names = [name for name in self.running if name.rpartition("-")[0] in services]
         for name in names:
             self.running[name].send_signal(signal.SIGTERM)
         return {name: self.running[name].wait(LONG) for name in names}
@@ -91,7 +93,7 @@ def containers(kafka: Broker, tmp_path: Path) -> Iterator[Containers]:
     composed = Composed({TOKEN: "a-token", "STREAMTRAIN_STREAM__TOPIC": f"flights-{uuid.uuid4().hex}"})
     with Valkey() as valkey, tempfile.TemporaryDirectory() as folder:
         servers = {"kafka": kafka.servers, "redis": f"127.0.0.1:{valkey.port}"}
-        started = Containers(Machine(composed, servers, Path(folder)), tmp_path)
+        started = Containers(composed, Machine(composed, servers, Path(folder)), tmp_path)
         for service in composed.ours:
             started.start(service)
         yield started
@@ -101,8 +103,7 @@ def containers(kafka: Broker, tmp_path: Path) -> Iterator[Containers]:
 
 
 def test_what_compose_starts_learns_and_predicts(containers: Containers) -> None:
-    assert {name.rpartition("-")[0] for name in containers.running} >= {"ps-0", "ps-1", "worker", "serving"}
-    ours = [*containers.running]
+    assert {*containers.running} == {"ps-0-0", "ps-1-0", "coordinator-0", "worker-0", "worker-1", "serving-0"}
     containers.wait_until_well()
 
     containers.start("produce")
@@ -122,5 +123,8 @@ def test_what_compose_starts_learns_and_predicts(containers: Containers) -> None
     assert flight < 0.5 == unknown  # who was never seen has weight 0, and most flights are on time
     assert headers["x-trained-through"].startswith("2013-01-0")
 
-    assert containers.stop("produce-0") == {"produce-0": 128 + signal.SIGTERM}
-    assert containers.stop(*ours) == dict.fromkeys(ours, 0), containers.said()
+    assert containers.stop("produce") == {"produce-0": 128 + signal.SIGTERM}
+    for services in containers.composed.ends():
+        codes = containers.stop(*services)
+        assert codes == dict.fromkeys(codes, 0), containers.said()
+    assert not [name for name, one in containers.running.items() if one.poll() is None]
