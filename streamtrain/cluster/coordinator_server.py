@@ -43,6 +43,7 @@ class CoordinatorServer:
         of_shard_0 = {
             "Report": self._asked(ps.ReportRequest, self._report),
             "PublishNow": self._asked(ps.PublishNowRequest, self._publish_now),
+            "Verify": self._asked(ps.VerifyRequest, self._verify),
         }
         own = {
             "Beat": self._asked(pb.BeatRequest, self._beat),
@@ -84,6 +85,9 @@ class CoordinatorServer:
 
     def _publish_now(self, request: Any) -> Any:
         return ps.PublishedNow(publication=self._coordinator.lead.leading.publish_now(force=request.force))
+
+    def _verify(self, _: Any) -> Any:
+        return ps.Verified(found=self._coordinator.lead.leading.verify())
 
     def _beat(self, request: Any) -> Any:
         self._coordinator.members.beat(_KINDS[request.kind], request.name, request.about)

@@ -1,7 +1,8 @@
 """Leading: what shard 0 does for all of them beside checkpoints."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from streamtrain.cluster.publication_schedule import PublicationSchedule
@@ -44,9 +45,24 @@ class Leading:
 
     def publish_now(self, *, force: bool = False) -> str:
         """See Leader."""
+        with _of_shard():
+            return json.dumps(self._publishing().now(force=force).as_json())
+
+    def verify(self) -> str:
+        """See Leader."""
+        with _of_shard():
+            return json.dumps(self._publishing().verify().as_json())
+
+    def _publishing(self) -> PublicationSchedule:
         if self.schedule is None:
             raise ShardRefused("nothing is published; set publish.url where shard 0 runs")
-        try:
-            return json.dumps(self.schedule.now(force=force).as_json())
-        except PublicationError as exc:  # to whom it is told, the shard is at fault
-            raise ShardError(str(exc)) from exc
+        return self.schedule
+
+
+@contextmanager
+def _of_shard() -> Iterator[None]:
+    """To whom it is told, the shard is at fault."""
+    try:
+        yield
+    except PublicationError as exc:
+        raise ShardError(str(exc)) from exc

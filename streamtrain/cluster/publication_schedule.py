@@ -3,10 +3,11 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from streamtrain.cluster.publications import Publications
+from streamtrain.cluster.verify_head import HeadFound
 from streamtrain.errors import ShardError, ShardUnavailable, StreamtrainError
 from streamtrain.store.gate import GateClosed
 from streamtrain.store.origin import Publication
@@ -66,15 +67,37 @@ class PublicationSchedule:
             ShardUnavailable: nothing has been learned yet.
             ShardError: another publication takes too long; or errors as of `Publications.publish`.
         """
-        if not self._lock.acquire(timeout=patience):
-            raise ShardError(f"another publication has been under way for {patience:g} s")
-        try:
+        with self._alone(patience):
             head = self._publish(force=force) or self._publications.head()
-        finally:
-            self._lock.release()
         if head is None:
             raise ShardUnavailable("nothing is published, as nothing has been learned yet")
         return head
+
+    def verify(self, patience: float = _PATIENCE) -> HeadFound:
+        """Publishes what is new, and compares what is published then with what shards have. Thread-safe.
+
+        If the gate holds back what is new, what was published before is compared, as far as it stands.
+
+        Args:
+            patience: as of `now`.
+
+        Raises:
+            ShardError: another publication takes too long; or errors as of `Publications.verify`.
+        """
+        with self._alone(patience):
+            with suppress(GateClosed):
+                self._publish()
+            return self._publications.verify()
+
+    @contextmanager
+    def _alone(self, patience: float) -> Iterator[None]:
+        """While nobody else publishes."""
+        if not self._lock.acquire(timeout=patience):
+            raise ShardError(f"another publication has been under way for {patience:g} s")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _run(self) -> None:
         due = time.monotonic() + self._every

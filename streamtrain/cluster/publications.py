@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from streamtrain.cluster.reference import Reference
+from streamtrain.cluster.verify_head import HeadFound, compare
 from streamtrain.errors import PublicationError
 from streamtrain.model.spec import Spec
 from streamtrain.ps import wire
@@ -96,6 +97,32 @@ class Publications:
             self._full = False
             return published
 
+    def verify(self) -> HeadFound:
+        """Compares the head's rows in Redis with those of the shards; nothing may be published meanwhile.
+
+        Shards go on learning: rows that have changed since are left out. A shard that does not know what of it is
+        published, as it has just begun, has everything published anew before.
+
+        Raises:
+            ShardError: a shard cannot be reached, or cannot tell.
+            OriginUnavailable: Redis does not answer.
+            PublicationError: there is no head of these shards, or it is damaged.
+        """
+        with ThreadPoolExecutor(len(self._controls)) as pool:
+            for _ in range(2):
+                runs = {status.run for status in pool.map(lambda control: control.status(), self._controls)}
+                [*pool.map(lambda control: control.apply(), self._controls)]
+                publication, buckets = self._dictionaries.stored()
+                if self._full or runs != {publication.run}:
+                    raise PublicationError(f"publication {publication.number}, the head, is not of what shards have")
+                asked = partial(_sums_of, number=publication.number, layout=buckets.layout.as_json())
+                sums = [*pool.map(asked, self._controls)]
+                if not any(one.full for one in sums):
+                    return compare(publication, buckets, sums)
+                self._full = True
+                self.publish()
+        raise PublicationError("shards begin anew again and again: try later")
+
     def _let_through(
         self, head: Publication | None, write: Callable[[Figures], Publication | None], *, force: bool
     ) -> Publication | None:
@@ -172,6 +199,10 @@ class Publications:
                 rows[table.name] += table.rows
         sizes = {name: TableSize(dim, max(_ROOM * rows[name], _MIN_ROWS)) for name, dim in dims.items()}
         return self._dictionaries.begin(sizes, dtype=self._dtype, shards=len(statuses))
+
+
+def _sums_of(control: Control, number: int, layout: str) -> Any:
+    return control.sums(number, layout)
 
 
 def _part(given: list[Any]) -> Part:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Rows, Table
-from streamtrain.store.origin import RowChange
+from streamtrain.store.origin import Floats, RowChange
 
 _READ_ROWS = 1 << 12  # in one turn, as pushes wait meanwhile
 _SCANNED_IDS = 1 << 16
@@ -53,6 +53,27 @@ class PublishedTable:
             if not self._table.pending(self._channel):  # so nothing has changed since the drain: the count is exact
                 self.rows = rows - (0 if self._zeros is None else len(self._zeros))
                 return found
+
+    def standing(self) -> Iterator[tuple[NDArray[np.uint64], Floats]]:
+        """Every row that is in public or will be, keys [n] and embeddings [n, dim], at one moment or another.
+
+        Those that are not as they were published are among what is `changing` afterwards.
+        """
+        for rows in scanned(self._table):
+            there = rows.embeddings.any(axis=1) if self._zeros is not None else np.ones(len(rows), np.bool_)
+            yield rows.keys[there], rows.embeddings[there]
+
+    def changing(self) -> list[NDArray[np.uint64]]:
+        """Keys of what has changed since `changes` ended; it all comes again with the next."""
+        found: list[NDArray[np.uint64]] = []
+        try:
+            while not found or self._table.pending(self._channel):
+                drained = self._table.drain(self._channel, _READ_ROWS)
+                found += [drained.rows.keys.copy(), drained.tombstones.copy()]  # views would keep the rows
+        finally:
+            for keys in found:
+                self._table.mark_dirty(self._channel, keys)
+        return found
 
     def put_back(self, change: RowChange) -> None:
         """Has a change come again."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 
 import streamtrain.ps.ps_pb2 as pb
 from streamtrain.errors import CheckpointError, ShardBroken, ShardError, ShardRefused, ShardUnavailable
@@ -128,6 +129,9 @@ class RemoteControl:
         self._report = method("Report", pb.Reported)
         self._publish_now = method("PublishNow", pb.PublishedNow)
         self._inspect = method("Inspect", pb.Inspected)
+        self._verify = method("Verify", pb.Verified)
+        self._sums = method("Sums", pb.RowSums)
+        self._read = method("Read", pb.Answer)
 
     def status(self) -> Any:
         """How the shard is, a `ShardStatus`."""
@@ -185,6 +189,23 @@ class RemoteControl:
         """See `Shard.inspect`."""
         answer = self._call(self._inspect, pb.InspectRequest(table=table, key=key))
         return Row(answer.count, answer.last_seen) if answer.found else None
+
+    def verify(self, *, timeout: float | None = None) -> str:
+        """See `Leader.verify`; `timeout` as of `publish_now`."""
+        return str(self._call(self._verify, pb.VerifyRequest(), timeout=timeout).found)
+
+    def sums(self, number: int, layout: str) -> Any:
+        """See `Node.sums`."""
+        return self._call(self._sums, pb.SumsRequest(number=number, layout=layout), timeout=None)
+
+    def read(self, keys: Sequence[NDArray[np.uint64]]) -> memoryview:
+        """Rows of keys uint64 [n] by table, then the dense slice and that of the statistics, all as float32.
+
+        Nobody waits for whoever reads, and it waits for nobody.
+        """
+        pull = pb.Pull(rows=[len(one) for one in keys])
+        request = pb.Request(pull=pull, bulk=b"".join(one.astype("<u8", copy=False).tobytes() for one in keys))
+        return memoryview(self._call(self._read, request).bulk)
 
     def _call(self, method: Any, request: Any, timeout: float | None = -1.0) -> Any:
         try:

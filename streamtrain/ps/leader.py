@@ -38,6 +38,14 @@ class Leader(Protocol):
             ShardError: it is held back, or cannot be published; says why.
         """
 
+    def verify(self) -> str:
+        """Publishes what is new, then compares what is published with what shards have, as JSON.
+
+        Raises:
+            ShardRefused: it is published nowhere.
+            ShardError: it cannot be compared; says why.
+        """
+
 
 def leader_of(node: "Node") -> Leader:
     """The leader that a node is.

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.model.spec import slice_of
@@ -57,6 +57,9 @@ class Publisher(Protocol):
 
     def apply(self, shard: Shard) -> None:
         """The publication that was written is committed; errors as of `write`."""
+
+    def sums(self, shard: Shard, number: int, layout: str) -> Any:
+        """Checksums of a shard's rows as they were published, `RowSums` of schemas/ps.proto; errors as of `write`."""
 
 
 class Frozen(NamedTuple):
@@ -276,6 +279,10 @@ class Node:
     def apply(self) -> None:
         """What was published is committed; errors as of `publish`."""
         self._of_publisher().apply(self.shard)
+
+    def sums(self, number: int, layout: str) -> Any:
+        """Checksums of the rows that a publication has; see `Publisher.sums`. Errors as of `publish`."""
+        return self._of_publisher().sums(self.shard, number, layout)
 
     def _of_publisher(self) -> Publisher:
         if self._publisher is None:

@@ -84,5 +84,8 @@ def _handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
             "Report": asked(servicer.report, pb.ReportRequest),
             "PublishNow": asked(servicer.publish_now, pb.PublishNowRequest),
             "Inspect": asked(servicer.inspect, pb.InspectRequest),
+            "Verify": asked(servicer.verify, pb.VerifyRequest),
+            "Sums": asked(servicer.sums, pb.SumsRequest),
+            "Read": asked(servicer.read, pb.Request),
         },
     )

@@ -197,6 +197,28 @@ class Servicer:
                 pb.Inspected() if row is None else pb.Inspected(found=True, count=row.learned, last_seen=row.last_seen)
             )
 
+    def verify(self, _: Any, context: Any) -> Any:
+        """Compares what is published with what all shards have."""
+        with self._translated(context):
+            return pb.Verified(found=leader_of(self._node).verify())
+
+    def sums(self, request: Any, context: Any) -> Any:
+        """Checksums of what the shard has published."""
+        with self._translated(context):
+            return self._node.sums(request.number, request.layout)
+
+    def read(self, request: Any, context: Any) -> Any:
+        """Reads rows and slices for who is no worker."""
+        with self._translated(context):
+            self._check_count(sum(request.pull.rows))
+            shard = self._node.shard
+            sizes = wire.Sizes(shard.spec.dims, len(shard.dense), len(shard.statistics))
+            push, pull = wire.decode_request(request, memoryview(request.bulk), sizes, "float32")
+            if pull is None or push is not None:
+                raise ShardRefused("what is read is a pull, and nothing else")
+            floats = b"".join(one.astype("<f4", copy=False).tobytes() for one in _pulled(shard, pull))
+            return pb.Answer(pulled=pb.Pulled(), bulk=floats)
+
     def _translated(self, context: Any) -> AbstractContextManager[None]:
         return answering(context, self._node.count)
 

@@ -62,6 +62,12 @@ class Control(Protocol):
     def inspect(self, table: str, key: int) -> Row | None:
         """See `Shard.inspect`."""
 
+    def verify(self, *, timeout: float | None = None) -> str:
+        """See `Leader.verify`; `timeout` as of `publish_now`."""
+
+    def sums(self, number: int, layout: str) -> Any:
+        """See `Node.sums`."""
+
 
 class LocalControl:
     """The control of a node in the same process."""
@@ -70,7 +76,7 @@ class LocalControl:
         self.target = f"shard {node.index} of this process"
         self._node = node
         self.freeze, self.cut, self.write = node.freeze, node.cut, node.write
-        self.publish, self.apply = node.publish, node.apply
+        self.publish, self.apply, self.sums = node.publish, node.apply, node.sums
 
     def status(self) -> Any:
         """See Control."""
@@ -92,6 +98,10 @@ class LocalControl:
     def inspect(self, table: str, key: int) -> Row | None:
         """See Control."""
         return self._node.shard.inspect(table, key)
+
+    def verify(self, *, timeout: float | None = None) -> str:
+        """See Control."""
+        return leader_of(self._node).verify()
 
 
 @dataclass(frozen=True)

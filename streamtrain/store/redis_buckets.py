@@ -174,8 +174,13 @@ class Buckets:
 
 def add_sums(into: Sums, keys: NDArray[np.uint64], rows: Bytes, buckets: NDArray[np.int64]) -> None:
     """Adds rows to those of their buckets."""
+    add_checksums(into, checksums(keys, rows), buckets)
+
+
+def add_checksums(into: Sums, sums: NDArray[np.uint64], buckets: NDArray[np.int64]) -> None:
+    """Adds rows, by their checksums, to those of their buckets."""
     np.add.at(into.rows, buckets, 1)
-    np.add.at(into.sums, buckets, checksums(keys, rows))
+    np.add.at(into.sums, buckets, sums)
 
 
 def _with(between: Callable[[], object], batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from streamtrain.errors import PublicationCorrupt, PublicationError
 from streamtrain.store.origin import Publication, RowChange, Weights
-from streamtrain.store.redis_buckets import Encoded
+from streamtrain.store.redis_buckets import Buckets, Encoded
 from streamtrain.store.redis_layout import FullPublicationNeeded, Layout, OutOfTurn, TableSize
 from streamtrain.store.redis_log import Token
 from streamtrain.store.redis_model import Head, RedisModel
@@ -233,10 +233,18 @@ class RedisDictionaries:
         Raises:
             FullPublicationNeeded: there is no head.
         """
+        return self.stored()[1].sums(table).sums
+
+    def stored(self) -> tuple[Publication, Buckets]:
+        """The head, and its buckets, whose rows are exactly the publication's if all is applied and nobody publishes.
+
+        Raises:
+            FullPublicationNeeded: there is no head.
+        """
         head = self._model.head()
         if head is None:
             raise FullPublicationNeeded(f"there is no head of {self._model.name}")
-        return self._model.buckets(head.layout).sums(table).sums
+        return head.publication, self._model.buckets(head.layout)
 
     def _unapplied(self, head: Head, shard: int, applied: str | None) -> Iterator[Encoded]:
         """From memory, if this process has written it; else from the log."""

@@ -14,6 +14,7 @@ from streamtrain.cluster.publication_schedule import PublicationSchedule
 from streamtrain.cluster.publications import Publications
 from streamtrain.cluster.publisher import ShardPublisher
 from streamtrain.cluster.reports import Figures, Reporter, Reports
+from streamtrain.cluster.verify_head import HeadFound
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ShardError, ShardRefused, ShardUnavailable
 from streamtrain.model.features import Label
@@ -152,12 +153,14 @@ def test_damaged_reports_are_refused_and_counted(led: Led) -> None:
 
 
 def test_only_shard_0_is_told(led: Led) -> None:
-    for ask in (lambda: led.control(1).report("worker", []), lambda: led.control(1).publish_now()):
+    one = led.control(1)
+    for ask in (lambda: one.report("worker", []), one.publish_now, one.verify):
         with pytest.raises(ShardRefused, match="shard 1 does not lead the others; ask shard 0") as caught:
             ask()
         assert caught.value.reason == "mismatch"
-    with pytest.raises(ShardRefused, match=r"set publish\.url"):
-        led.control().publish_now()
+    for ask in (led.control().publish_now, led.control().verify, lambda: one.sums(1, "{}")):
+        with pytest.raises(ShardRefused, match=r"set publish\.url"):
+            ask()
 
 
 def test_a_worker_that_cannot_report_goes_on(led: Led) -> None:
@@ -199,6 +202,20 @@ def test_publishing_on_demand(led: Led, server: Valkey) -> None:
     assert held(led.nodes[0]) == 0
     assert led.nodes[0].counters["publications_held"] == 2
     assert led.nodes[0].counters["publications_published"] == 2
+
+
+def test_verifying_on_demand(led: Led, server: Valkey) -> None:
+    publishing(led, server.url, Gate())
+    with pytest.raises(ShardUnavailable, match="is empty"):
+        led.control().verify()
+    learn(led, {0: [[1, 2], [2], [3], [1]]})
+    for control in (led.control(), LocalControl(led.nodes[0])):
+        found = HeadFound.of_json(json.loads(control.verify(timeout=60)))
+        assert found.agrees
+        assert (found.publication, found.tables["ids"].rows) == (1, 3)
+    server.kill()
+    with pytest.raises(ShardError, match="does not answer"):
+        led.control().verify()
 
 
 def held(node: Node) -> float:

@@ -1,0 +1,128 @@
+"""Verify, the part of shard 0: the head's rows in Redis against those that shards have published."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamtrain.cluster.verify_shard import among, no_sums
+from streamtrain.errors import ShardError
+from streamtrain.store.origin import Publication
+from streamtrain.store.redis_buckets import Buckets, Sums, add_sums
+
+_NAMED = 5  # buckets that differ
+
+
+class TableFound(NamedTuple):
+    """How the rows of one table compare.
+
+    Attributes:
+        rows: that were compared, as many as shards have.
+        changing: keys that were left out, as their rows have changed since they were published.
+        buckets: of the dictionary.
+        differing: of these, how many have other rows than shards.
+        first: of these, the first few: which and how.
+        published: rows that the publication says.
+        there: rows that are in Redis, of all keys.
+    """
+
+    rows: int
+    changing: int
+    buckets: int
+    differing: int
+    first: list[str]
+    published: int
+    there: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differing and self.published == self.there
+
+
+class HeadFound(NamedTuple):
+    """How the head compares with the shards.
+
+    Attributes:
+        publication: number of the head's.
+        tables: by name.
+    """
+
+    publication: int
+    tables: dict[str, TableFound]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no table differs."""
+        return all(table.agrees for table in self.tables.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """It as values of JSON."""
+        return {
+            "publication": self.publication,
+            "tables": {name: table._asdict() for name, table in self.tables.items()},
+        }
+
+    @classmethod
+    def of_json(cls, given: Mapping[str, Any]) -> Self:
+        """What `as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is none.
+        """
+        tables = {str(name): TableFound(**table) for name, table in given["tables"].items()}
+        return cls(int(given["publication"]), tables)
+
+
+def compare(publication: Publication, buckets: Buckets, answers: Sequence[Any]) -> HeadFound:
+    """Compares the rows of the head's dictionary, to which everything is applied, with those of the shards.
+
+    Args:
+        publication: the head's.
+        buckets: of its dictionary.
+        answers: of all shards, `RowSums` of schemas/ps.proto.
+
+    Raises:
+        ShardError: an answer does not fit the dictionary.
+        OriginUnavailable: Redis does not answer.
+        PublicationCorrupt: a bucket holds what are no rows.
+    """
+    tables = {}
+    for table, layout in buckets.layout.tables.items():
+        theirs, changing = _together(table, layout.buckets, answers)
+        mine, there = no_sums(layout.buckets), 0
+        for keys, rows, at in buckets.read(table):
+            stands = ~among(keys, changing)
+            add_sums(mine, keys[stands], rows[stands], at[stands])
+            there += len(keys)
+        wrong = np.flatnonzero((mine.rows != theirs.rows) | (mine.sums != theirs.sums))
+        tables[table] = TableFound(
+            rows=int(theirs.rows.sum(dtype=np.int64)),
+            changing=len(changing),
+            buckets=layout.buckets,
+            differing=len(wrong),
+            first=[
+                f"{buckets.name_of(table, int(one))} has {mine.rows[one]} rows, shards have "
+                f"{'others' if mine.rows[one] == theirs.rows[one] else theirs.rows[one]}"
+                for one in wrong[:_NAMED]
+            ],
+            published=publication.rows.get(table, 0),
+            there=there,
+        )
+    return HeadFound(publication.number, tables)
+
+
+def _together(table: str, buckets: int, answers: Sequence[Any]) -> tuple[Sums, NDArray[np.uint64]]:
+    """Of a table the sums over all shards, and the keys that are in none of them, ascending."""
+    total = no_sums(buckets)
+    changing = [np.empty(0, np.uint64)]
+    for shard, answer in enumerate(answers):
+        try:
+            (one,) = (one for one in answer.tables if one.name == table)
+            total.rows[:] += np.frombuffer(one.rows, "<u4")
+            total.sums[:] += np.frombuffer(one.sums, "<u8")
+            changing.append(np.frombuffer(one.changing, "<u8").astype(np.uint64))
+        except ValueError as exc:
+            raise ShardError(f"shard {shard} gives checksums of table {table} that do not fit: {exc}") from exc
+    return total, np.unique(np.concatenate(changing))
