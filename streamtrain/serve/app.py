@@ -102,11 +102,13 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/healthz/ready", tags=["health"], summary="Whether it can predict", responses=documented({}, 503))
     async def ready() -> Response:
-        predictor = service.chosen(service.registry.model.name)()
+        name = service.registry.model.name
+        predictor = service.chosen(name)()
         number = predictor.publication.number
         wanted = service.selection.wanted
         about = {
             "status": "ready",
+            "model": name,
             "version": predictor.name,
             "wanted": predictor.name if wanted is None else str(wanted),
         }

@@ -185,6 +185,9 @@ class Cache:
         with self._moved:
             return {name: table.found(plan.keys(t)) for t, (name, table) in enumerate(self._tables.items())}
 
+    def checksums(self) -> None:
+        """See Loaded. There are none."""
+
     def _read(self, plans: list[Plan], fetched: _Fetched | None) -> tuple[View | None, dict[str, Keys]]:
         """What plans need; without it, the keys of which nothing is known, by table."""
         with self._moved:

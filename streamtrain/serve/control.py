@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 
 from streamtrain.errors import OriginUnavailable, PublicationCorrupt, PublicationError
 from streamtrain.serve.answers import Refused, answer, documented
-from streamtrain.serve.registry import HEAD, PublicationMismatch, PublicationMissing
+from streamtrain.serve.registry import HEAD, PublicationMismatch, PublicationMissing, Registry
 from streamtrain.serve.selection import Pinned
 from streamtrain.serve.service import Service
 from streamtrain.store.gate import GateClosed
@@ -121,21 +121,45 @@ def routes(service: Service, admin_token: str | None) -> list[BaseRoute]:
     async def versions(name: str, request: Request) -> Response:
         check(request, name)
         found = await asyncio.to_thread(registry.origin.versions)
-        served, head, labels = registry.served, registry.find(HEAD), registry.labels
-        listed = [
-            _about(one)
-            | {
-                "resident": one.version in registry.resident,
-                "labels": [label for label, version in labels.items() if version == one.version],
-            }
-            for one in found
-        ]
-        wanted = selection.wanted
+        served, head, wanted = registry.served, registry.find(HEAD), selection.wanted
         about_head = None if head is None else _about(head.publication)
         about = {"served": served.name if served else None, "wanted": None if wanted is None else str(wanted)}
-        return answer(about | {"versions": listed, "head": about_head})
+        return answer(about | {"versions": _listed(registry, found), "head": about_head})
+
+    @api.get(
+        "/v1/models/{name}/checksums",
+        summary="Checksums of the rows that this process holds",
+        responses=documented({"type": "object"}, 401, 403, 404),
+        openapi_extra=_SECURITY,
+    )
+    async def checksums(name: str, request: Request) -> Response:
+        check(request, name)
+        return answer({"loaded": await asyncio.to_thread(_checksums, registry)})
 
     return api.routes
+
+
+def _listed(registry: Registry, versions: list[Publication]) -> list[dict[str, Any]]:
+    labels = registry.labels
+    return [
+        _about(one)
+        | {
+            "resident": one.version in registry.resident,
+            "labels": [label for label, version in labels.items() if version == one.version],
+        }
+        for one in versions
+    ]
+
+
+def _checksums(registry: Registry) -> list[dict[str, Any]]:
+    """Of each loaded publication, one after another; numbers of 64 bits are no numbers of JSON to every reader."""
+    found = []
+    for predictor in registry.resident.values():
+        if (sums := predictor.loaded.checksums()) is None:
+            raise Refused(404, "there are no checksums: rows are looked up in Redis, not held (serve.lookup = cache)")
+        tables = {name: {"rows": one.rows, "checksum": f"{one.checksum:016x}"} for name, one in sums.tables.items()}
+        found.append({"name": predictor.name, "publication": _about(sums.publication), "tables": tables})
+    return found
 
 
 def _who(request: Request) -> str:

@@ -31,6 +31,30 @@ class View(NamedTuple):
     rows: list[Floats]
 
 
+class TableSum(NamedTuple):
+    """Of one table.
+
+    Attributes:
+        rows: how many there are.
+        checksum: the sum, modulo 2^64, of the checksums of their float32 (`checksums` of store/redis_codec.py).
+    """
+
+    rows: int
+    checksum: int
+
+
+class Checksums(NamedTuple):
+    """What is held of a publication.
+
+    Attributes:
+        publication: that it is all of.
+        tables: by name.
+    """
+
+    publication: Publication
+    tables: dict[str, TableSum]
+
+
 class Loaded(Protocol):
     """A publication; of the head, one after another. Any thread may read; one at a time may apply.
 
@@ -72,6 +96,9 @@ class Loaded(Protocol):
 
     def found(self, plan: Plan) -> dict[str, tuple[int, int]]:
         """By table how many of a plan's keys have a row, and of how many that is known."""
+
+    def checksums(self) -> Checksums | None:
+        """Of all rows; no step is applied meanwhile. None: not all are held."""
 
 
 class Shape:

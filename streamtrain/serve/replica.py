@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 
 from streamtrain._core import Plan, Table
 from streamtrain.errors import PublicationCorrupt
-from streamtrain.serve.loaded import Shape, View, name_of, parts_of, put
+from streamtrain.serve.loaded import Checksums, Shape, TableSum, View, name_of, parts_of, put
 from streamtrain.store.origin import Floats, Publication, RowChange, Step, Weights
+from streamtrain.store.redis_codec import Codec, checksums
+
+_SUMMED_IDS = 1 << 16
 
 
 class Replica:
@@ -42,6 +45,7 @@ class Replica:
         self._tensors: Any = None
         self._aside: dict[str, Table] = {}
         self._lock = threading.Lock()
+        self._stepping = threading.Lock()  # held by who applies a step, and by who must not see one half applied
 
     @property
     def rows(self) -> dict[str, int]:
@@ -88,10 +92,11 @@ class Replica:
         tensors = self._checked(step.publication, step.weights)
         for change in step.changes:
             self._shape.check(change)
-        for change in step.changes:
-            self._write(change)
-        with self._lock:
-            self.publication, self._tensors, self._aside = step.publication, tensors, {}
+        with self._stepping:
+            for change in step.changes:
+                self._write(change)
+            with self._lock:
+                self.publication, self._tensors, self._aside = step.publication, tensors, {}
 
     def read(self, plans: list[Plan]) -> View:
         """See Loaded. Nothing raises."""
@@ -106,6 +111,11 @@ class Replica:
         """See Loaded."""
         keys = {name: plan.keys(t) for t, name in enumerate(self._tables)}
         return {name: (int(self._tables[name].lookup(of)[0].sum()), len(of)) for name, of in keys.items()}
+
+    def checksums(self) -> Checksums:
+        """See Loaded."""
+        with self._stepping:
+            return Checksums(self.publication, {name: _sum_of(table) for name, table in self._tables.items()})
 
     def _rows(self, plan: Plan) -> Floats:
         starts = plan.row_starts
@@ -135,6 +145,16 @@ class Replica:
     def _checked(self, publication: Publication, weights: Weights) -> Any:
         self._shape.check_weights(publication, weights)
         return self._convert(weights)
+
+
+def _sum_of(table: Table) -> TableSum:
+    cursor: int | None = 0
+    count, total, codec = 0, np.zeros((), np.uint64), Codec("float32", table.dim)
+    while cursor is not None:
+        cursor, rows = table.scan(cursor, _SUMMED_IDS)
+        count += len(rows)
+        total = total + checksums(rows.keys, codec.encode(rows.embeddings)).sum(dtype=np.uint64)
+    return TableSum(count, int(total))
 
 
 def _put_aside(aside: Table, table: Table, keys: NDArray[np.uint64]) -> None:

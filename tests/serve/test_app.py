@@ -134,7 +134,7 @@ def test_another_model(server: Served) -> None:
 def test_health(server: Served) -> None:
     assert server.client.get("/healthz/live").status_code == 200
     answer = server.client.get("/healthz/ready")
-    about = {"status": "ready", "version": "head", "wanted": "head", "publication": 2, "origin": "ok"}
+    about = {"status": "ready", "model": "model", "version": "head", "wanted": "head", "publication": 2, "origin": "ok"}
     assert answer.json() == about
 
 
