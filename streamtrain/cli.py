@@ -10,6 +10,7 @@ from streamtrain.commands.learning import demo, learn
 from streamtrain.commands.processes import coordinator, ps, serve, worker
 from streamtrain.commands.producing import produce
 from streamtrain.commands.publishing import publish
+from streamtrain.commands.verifying import verify
 from streamtrain.commands.versions import label, promote, rollback, versions
 from streamtrain.commands.whole import up
 from streamtrain.errors import ConfigError, StreamtrainError
@@ -23,7 +24,7 @@ _COMMANDS = {
     "In one process": (demo, learn),
     "The whole service": (up,),
     "Of a cluster": (ps, worker, coordinator, serve, produce),
-    "Versions": (publish, versions, promote, rollback, label, export),
+    "Versions": (publish, versions, promote, rollback, label, export, verify),
 }
 
 

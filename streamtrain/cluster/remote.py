@@ -5,6 +5,7 @@ import threading
 
 from streamtrain.cluster.coordinator_client import CoordinatorClient
 from streamtrain.cluster.membership import Cluster
+from streamtrain.cluster.verify_head import HeadFound
 from streamtrain.errors import ShardError
 from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
 from streamtrain.ps.security import Security, connect, metadata
@@ -56,6 +57,30 @@ def publish_now(address: str, security: SecuritySettings, *, force: bool = False
     try:
         control = RemoteControl(channel, address, metadata(trusted), timeout)
         return _publication(address, control.publish_now(force=force, timeout=timeout))
+    finally:
+        channel.close()
+
+
+def verify(address: str, security: SecuritySettings, *, timeout: float) -> HeadFound:
+    """Has all shards publish what they have learned, and compares what is published with what they have.
+
+    Args:
+        address: of shard 0, or of the coordinator.
+        security: what the processes trust.
+        timeout: seconds that it may take.
+
+    Raises:
+        ShardUnavailable: it does not answer in time, or nothing has been learned yet.
+        ShardRefused: the cluster publishes nowhere.
+        ShardError: it cannot be compared; says why.
+    """
+    trusted = Security.read(**security.arguments())
+    channel = connect(address, trusted, CHANNEL_OPTIONS)
+    try:
+        text = RemoteControl(channel, address, metadata(trusted), timeout).verify(timeout=timeout)
+        return HeadFound.of_json(json.loads(text))
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise ShardError(f"{address} does not say what it has compared: it is of another release") from exc
     finally:
         channel.close()
 

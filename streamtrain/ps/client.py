@@ -10,7 +10,7 @@ from streamtrain._core import Plan
 from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.push import Floats, Push, Pushed, PushStats, RowUpdate
-from streamtrain.ps.session import Pending, Session
+from streamtrain.ps.session import Pending, Pulls, Session
 
 _GRADIENT_LIMIT = 2.0**56  # as in the core's optimizer.h
 
@@ -59,29 +59,23 @@ def stats_of(pushed: Sequence[Pushed]) -> PushStats:
     return stats
 
 
-class Client:
-    """Scatters requests over shards, which work on them side by side, and puts their answers in the plan's order.
+class Puller:
+    """Scatters pulls over shards, which work on them side by side, and puts their answers in the plan's order.
 
     Used by one thread.
 
     Args:
-        sessions: with all shards, in order of their index.
+        sources: all shards, in order of their index.
         spec: of the model.
     """
 
-    def __init__(self, sessions: Sequence[Session], spec: Spec) -> None:
-        self._sessions = sessions
+    def __init__(self, sources: Sequence[Pulls], spec: Spec) -> None:
+        self._sources = sources
         self._dims = spec.dims
         self._dense_size, self._statistics_size = spec.dense_size, spec.statistics_size
-        count = len(sessions)
+        count = len(sources)
         self._slices = [slice_of(self._dense_size, s, count) for s in range(count)]
         self._statistics_slices = [slice_of(self._statistics_size, s, count) for s in range(count)]
-
-    def join(self, progress: int | None = None) -> int:
-        """Begins with all shards, which count the worker from the same batch on."""
-        for session in self._sessions:
-            progress = session.join(progress)
-        return progress or 0
 
     def pull(self, plan: Plan, ahead: int = 0) -> Pulled:
         """Asks for the rows of a plan and all parameters.
@@ -96,14 +90,44 @@ class Client:
         by_table = self._by_table(plan, rows)
         keys = [plan.keys(t) for t in range(len(self._dims))]
         pending = []
-        for s, (session, parts) in enumerate(zip(self._sessions, self._parts(plan), strict=True)):
+        for s, (source, parts) in enumerate(zip(self._sources, self._parts(plan), strict=True)):
             into = _Into(
                 [r[part] for r, part in zip(by_table, parts, strict=True)],
                 dense[self._slices[s]],
                 statistics[self._statistics_slices[s]],
             )
-            pending.append(session.pull([k[part] for k, part in zip(keys, parts, strict=True)], into, ahead))
+            pending.append(source.pull([k[part] for k, part in zip(keys, parts, strict=True)], into, ahead))
         return Pulled(rows, parameters, pending)
+
+    def _by_table(self, plan: Plan, flat: Floats) -> list[Floats]:
+        starts = plan.row_starts
+        return [
+            flat[start:stop].reshape(-1, dim) for start, stop, dim in zip(starts, starts[1:], self._dims, strict=False)
+        ]
+
+    def _parts(self, plan: Plan) -> list[list[slice]]:
+        """By shard, by table, which rows are its own."""
+        bounds = [plan.shard_starts(t).tolist() for t in range(len(self._dims))]
+        return [[slice(starts[s], starts[s + 1]) for starts in bounds] for s in range(len(self._sources))]
+
+
+class Client(Puller):
+    """A worker's pulls and pushes. Used by one thread.
+
+    Args:
+        sessions: with all shards, in order of their index.
+        spec: of the model.
+    """
+
+    def __init__(self, sessions: Sequence[Session], spec: Spec) -> None:
+        super().__init__(sessions, spec)
+        self._sessions = sessions
+
+    def join(self, progress: int | None = None) -> int:
+        """Begins with all shards, which count the worker from the same batch on."""
+        for session in self._sessions:
+            progress = session.join(progress)
+        return progress or 0
 
     def push(
         self,
@@ -168,17 +192,6 @@ class Client:
         """Ends all sessions."""
         for session in self._sessions:
             session.close()
-
-    def _by_table(self, plan: Plan, flat: Floats) -> list[Floats]:
-        starts = plan.row_starts
-        return [
-            flat[start:stop].reshape(-1, dim) for start, stop, dim in zip(starts, starts[1:], self._dims, strict=False)
-        ]
-
-    def _parts(self, plan: Plan) -> list[list[slice]]:
-        """By shard, by table, which rows are its own."""
-        bounds = [plan.shard_starts(t).tolist() for t in range(len(self._dims))]
-        return [[slice(starts[s], starts[s + 1]) for starts in bounds] for s in range(len(self._sessions))]
 
 
 def _whole_or_none(vector: Floats) -> Floats:

@@ -41,7 +41,20 @@ class Into(Protocol):
     statistics: Floats
 
 
-class Session(Protocol):
+class Pulls(Protocol):
+    """Reads what a shard has."""
+
+    def pull(self, keys: Sequence[NDArray[np.uint64]], into: Into, ahead: int) -> Pending[None]:
+        """Reads rows and the dense slice.
+
+        Args:
+            keys: by table uint64 [n].
+            into: where they go; filled once the result is there.
+            ahead: batches that have been pulled and not been pushed yet.
+        """
+
+
+class Session(Pulls, Protocol):
     """One worker's conversation with one shard; used by one thread, but for `beat`.
 
     Requests are taken up in their order. Several may be under way; their results are asked for in the same order.
@@ -52,15 +65,6 @@ class Session(Protocol):
 
     def join(self, progress: int | None) -> int:
         """Begins, as `Consistency.join`."""
-
-    def pull(self, keys: Sequence[NDArray[np.uint64]], into: Into, ahead: int) -> Pending[None]:
-        """Reads rows and the dense slice.
-
-        Args:
-            keys: by table uint64 [n].
-            into: where they go; filled once the result is there.
-            ahead: batches that have been pulled and not been pushed yet.
-        """
 
     def push(self, push: Push) -> Pending[Pushed]:
         """Sends gradients. They may be repeated, by anybody and at any time: see clock.py."""

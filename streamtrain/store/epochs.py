@@ -135,6 +135,7 @@ class Epochs:
     """
 
     def __init__(self, url: str | Path) -> None:
+        self._given = str(url).rstrip("/")
         self._root = Directory(url)
         self.url = self._root.url
         self.damaged: list[str] = []
@@ -146,6 +147,10 @@ class Epochs:
     def directory(self, number: int) -> Directory:
         """Where an epoch is, or is to be written."""
         return self._root / _name(number)
+
+    def place(self, number: int) -> str:
+        """The same as a URL for `open_chain`, with credentials if the root had them."""
+        return f"{self._given}/{_name(number)}"
 
     def next(self) -> int:
         """A number greater than that of any epoch there, complete or not."""
