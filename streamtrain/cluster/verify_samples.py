@@ -1,5 +1,6 @@
 """Verify, samples: the same are predicted by the trainer and through HTTP."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "int8": 2e-2}
 
 _INSTANCES, _BYTES = 512, 4 << 20  # of a request
 _LATE = 412
+_APART = ("largest", "mean")
 
 
 class SamplesFound(NamedTuple):
@@ -163,5 +165,6 @@ def _publication(origin: Origin | None, answered: set[tuple[str, str]]) -> Publi
 
 
 def as_json(found: SamplesFound) -> dict[str, Any]:
-    """It as values of JSON."""
-    return found._asdict() | {"agrees": found.agrees}
+    """It as values of JSON; differences are None if a prediction is not finite."""
+    apart = {name: value if math.isfinite(value) else None for name, value in found._asdict().items() if name in _APART}
+    return found._asdict() | apart | {"agrees": found.agrees}

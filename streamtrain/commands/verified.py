@@ -51,7 +51,8 @@ def _served(found: Mapping[str, Any]) -> Iterator[Row]:
 
 def _samples(found: Mapping[str, Any]) -> Iterator[Row]:
     refused = f", {found['refused']:,} cannot be read" if found["refused"] else ""
-    apart = f"apart by {found['largest']:.2g} at most, {found['mean']:.2g} on average"
+    largest, mean = found["largest"], found["mean"]
+    apart = "some are not finite" if largest is None else f"apart by {largest:.2g} at most, {mean:.2g} on average"
     what = f"{found['samples']:,} samples{refused}: {apart}"
     for label, (trainer, server) in found["auc"].items():
         if trainer is not None and server is not None:

@@ -149,12 +149,12 @@ class Replica:
 
 def _sum_of(table: Table) -> TableSum:
     cursor: int | None = 0
-    count, total, codec = 0, np.zeros((), np.uint64), Codec("float32", table.dim)
+    count, total, codec = 0, 0, Codec("float32", table.dim)
     while cursor is not None:
         cursor, rows = table.scan(cursor, _SUMMED_IDS)
         count += len(rows)
-        total = total + checksums(rows.keys, codec.encode(rows.embeddings)).sum(dtype=np.uint64)
-    return TableSum(count, int(total))
+        total += int(checksums(rows.keys, codec.encode(rows.embeddings)).sum(dtype=np.uint64))
+    return TableSum(count, total % 2**64)
 
 
 def _put_aside(aside: Table, table: Table, keys: NDArray[np.uint64]) -> None:

@@ -245,6 +245,10 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
         other = load_model(f"{tmp_path}/model.py:other")
         with pytest.raises(ShardRefused, match="holds another model; they differ in"):
             ShardTrainer(other, made.step, made.addresses, made.settings.security)
+        trainer = ShardTrainer(made.model, made.step, made.addresses, made.settings.security)
+        with pytest.raises(ShardRefused, match="the request is for 0 tables, but the model has 1"):
+            trainer._controls[0].read([])
+        trainer.close()
         with pytest.raises(ShardRefused, match="is one of 2 shards, not 1"):
             ShardTrainer(made.model, made.step, made.addresses[:1], made.settings.security)
 

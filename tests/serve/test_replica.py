@@ -8,12 +8,14 @@ import pytest
 
 from streamtrain.errors import PublicationCorrupt
 from streamtrain.model.samples import SampleReader
-from streamtrain.serve import loaded
+from streamtrain.serve import loaded, replica
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
 from streamtrain.serve.replica import Replica
 from streamtrain.store.memory_origin import MemoryOrigin
 from streamtrain.store.origin import RowChange, Weights
+from streamtrain.store.redis_codec import Codec
+from streamtrain.store.redis_codec import checksums as row_checksums
 from streamtrain.train.step import Step
 from tests import models
 from tests.serve.published import KEYS, USERS, counted, origin_of, publish, rows, weights
@@ -146,3 +148,22 @@ def test_predicts_as_the_step_does(origin: MemoryOrigin, graph: Graph) -> None:
     plan = MODEL.planner(1).plan(batch.keys, batch.starts, batch.offsets, batch.times)
     of_step = Step(MODEL).predict(np.array([0, 4], np.float32), plan, predictor.loaded.read([plan]).rows[0], batch)
     assert of_step.tolist() == predictor.predict(samples).tolist() == [[4008], [4000]]
+
+
+def test_checksums_are_of_all_rows_and_of_one_publication(
+    origin: MemoryOrigin, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "_SUMMED_IDS", 3)
+    publish(origin, 1)
+    loaded_one, loaded_two = load(origin, graph).loaded, load(origin, graph).loaded
+    expected = int(row_checksums(KEYS, Codec("float32", 1).encode(rows(1))).sum(dtype=np.uint64))
+    found = loaded_one.checksums()
+    assert found is not None
+    assert found.tables == {"user": (len(KEYS), expected)}
+    publish(origin, 2)
+    (step,) = origin.follow(found.publication, 0)
+    loaded_one.apply(step)
+    after = loaded_one.checksums()
+    assert after is not None
+    assert (after.publication.number, after.tables["user"].checksum != expected) == (2, True)
+    assert loaded_two.checksums() == found
