@@ -9,15 +9,23 @@ import numpy as np
 import pytest
 import redis
 
+from streamtrain.cluster.coordinator_process import CoordinatorProcess
+from streamtrain.cluster.process import PsProcess
 from streamtrain.cluster.publication_schedule import PublicationSchedule
+from streamtrain.cluster.remote import verify
 from streamtrain.cluster.verify_head import HeadFound, TableFound
 from streamtrain.cluster.verify_shard import among
 from streamtrain.embedded.valkey import Valkey
-from streamtrain.errors import OriginUnavailable, PublicationCorrupt, PublicationError, ShardError
+from streamtrain.errors import OriginUnavailable, PublicationCorrupt, PublicationError, ShardError, ShardRefused
+from streamtrain.ps.clock import Span
+from streamtrain.ps.shards import Shards
+from streamtrain.settings import Settings
 from streamtrain.store.gate import Figures, Gate, GateClosed
-from tests.cluster.published import OPEN, Cluster, assert_published, counts, read
+from tests.cluster.ports import free_ports
+from tests.cluster.published import LOG, OPEN, Cluster, assert_published, counts, read
 from tests.cluster.test_published_rows import L1, push, spec, table_of
-from tests.ps.counting import key
+from tests.ps.counting import key, pushes
+from tests.ps.served import COUNTING
 from tests.stream.redis_fixtures import redis_binary
 
 __all__ = ["redis_binary"]
@@ -248,3 +256,30 @@ def test_among() -> None:
     keys = np.array([0, 3, 4, 5, 6, 2**64 - 1], np.uint64)
     assert among(keys, ordered).tolist() == [False, True, False, True, False, True]
     assert among(keys, ordered[:0]).tolist() == [False] * 6
+
+
+def test_a_coordinator_compares_in_place_of_shard_0(server: Valkey) -> None:
+    one, other, coordinator = (f"127.0.0.1:{port}" for port in free_ports(3))
+    settings = Settings.model_validate(
+        {
+            "ps": {"addresses": [one, other]},
+            "coordinator": {"address": coordinator},
+            "publish": {"url": server.url, "model": "counted", "every": 3600.0},
+        }
+    )
+    shards = [PsProcess(index, [one, other], settings) for index in range(2)]
+    process = CoordinatorProcess([one, other], settings)
+    running: list[PsProcess | CoordinatorProcess] = [*shards, process]
+    for member in running:
+        member.start()
+    try:
+        Shards([shard.node for shard in shards], COUNTING).agree()
+        for shard, pushed in zip(shards, pushes(LOG, [Span(0, 0, 8)], 2), strict=True):
+            shard.node.shard.push(pushed)
+        found = verify(coordinator, settings.security, timeout=60)
+        assert (found.publication, found.agrees, of_ids(found).rows) == (1, True, 7)
+        with pytest.raises(ShardRefused, match="does not lead"):
+            verify(one, settings.security, timeout=60)
+    finally:
+        for member in reversed(running):
+            member.stop()
