@@ -31,6 +31,8 @@ __all__ = ["valkey"]
 
 LOG: Log = {0: [[1, 2], [2], [3], [1], [7, 8], [9]]}
 
+NO_SHARDS = "neither coordinator.address nor ps.addresses is set: give --ps host:port,…"
+
 
 @contextmanager
 def versions_of(url: str, name: str) -> Iterator[RedisVersions]:
@@ -97,16 +99,13 @@ def test_a_head_without_shards(valkey: str) -> None:
     published = Published(valkey)
     commands = Commands.of(published)
     line = commands.run("publish", "--version").stderr.splitlines()
-    assert (
-        line[0]
-        == "the version is of the head as it stands: neither coordinator.address nor ps.addresses is set: give --ps host:port,…"
-    )
+    assert line[0] == f"the version is of the head as it stands: {NO_SHARDS}"
     assert line[1].startswith("streamtrain: there is no head of model")
     published.full(1)
     done = commands.run("publish", "--version", "--json")
     assert done.returncode == 0
     assert [one.version for one in published.origin.versions()] == [1]
-    assert commands.refused("publish") == "neither coordinator.address nor ps.addresses is set: give --ps host:port,…"
+    assert commands.refused("publish") == NO_SHARDS
     published.close()
 
 
