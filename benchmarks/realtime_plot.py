@@ -1,0 +1,88 @@
+"""The picture of the benchmark of real time: AUC by interval, a panel for each stream, as SVG."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from xml.sax.saxutils import escape
+
+WIDTH, HEIGHT = 540, 400  # of a panel
+LEFT, RIGHT, TOP, BOTTOM = 62, 24, 92, 64
+TITLES = {
+    "flights": ("Flights", "will it arrive more than 15 minutes late?"),
+    "movielens": ("MovieLens 100K", "will a user rate a movie 4 or 5?"),
+}
+COLOURS = ("#3b6fc4", "#c4703b")
+STYLE = (
+    'text{font-family:system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:#1c2430}'
+    ".t{font-size:17px;font-weight:600}.p{font-size:13px;fill:#4a5565}.v{font-size:12px;font-weight:600}"
+    ".g{stroke:#e3e7ee}.l{fill:none;stroke-width:2.5;stroke-linejoin:round}"
+)
+TICK = 0.02
+
+
+def _panel(results: Sequence[dict[str, Any]]) -> list[str]:
+    """One stream: a line for each of its results."""
+    title, question = TITLES[results[0]["stream"]]
+    names = [one for one in results[0]["published"] if one != "progressive"]
+    lines: list[list[float]] = [[one["published"][name]["auc"] for name in names] for one in results]
+    low: float = math.floor(min(map(min, lines)) / TICK) * TICK
+    high: float = math.ceil((max(map(max, lines)) + TICK / 4) / TICK) * TICK
+
+    def x(i: int) -> float:
+        return LEFT + 16 + i * (WIDTH - LEFT - RIGHT - 32) / (len(names) - 1)
+
+    def y(auc: float) -> float:
+        return TOP + (high - auc) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    made = [f'<text x="{LEFT}" y="34" class="t">{title}</text>']
+    made.append(f'<text x="{LEFT}" y="55" class="p">{question}</text>')
+    for i in range(round((high - low) / TICK) + 1):
+        at = y(low + i * TICK)
+        made.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" class="g"/>')
+        made.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" class="p" text-anchor="end">{low + i * TICK:.2f}</text>')
+    for i, name in enumerate(names):
+        made.append(f'<text x="{x(i):.1f}" y="{HEIGHT - 40}" class="p" text-anchor="middle">{escape(name)}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    made.append(f'<text x="{middle}" y="{HEIGHT - 14}" class="p" text-anchor="middle">published every</text>')
+    for line, result, colour in zip(lines, results, COLOURS, strict=False):
+        made += _line([(x(i), y(auc)) for i, auc in enumerate(line)], line, colour, below=result is not results[0])
+    if len(results) > 1:
+        made += _legend(results)
+    return made
+
+
+def _line(points: list[tuple[float, float]], values: list[float], colour: str, *, below: bool) -> list[str]:
+    """Points with their values, joined; what was never published is not on the way."""
+    text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    made = [f'<polyline points="{text}" class="l" stroke="{colour}"/>']
+    for (x, y), value in zip(points, values, strict=True):
+        made.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
+        at = y + 20 if below else y - 10
+        made.append(f'<text x="{x:.1f}" y="{at:.1f}" class="v" text-anchor="middle">{value:.3f}</text>')
+    return made
+
+
+def _legend(results: Sequence[dict[str, Any]]) -> list[str]:
+    made = []
+    for i, (one, colour) in enumerate(zip(results, COLOURS, strict=False)):
+        hours = one["label_delay_s"] / 3600
+        name = f"labels known {hours:g} h later" if hours else "labels known at once"
+        made.append(f'<circle cx="{LEFT + 5 + 170 * i}" cy="73" r="4" fill="{colour}"/>')
+        made.append(f'<text x="{LEFT + 16 + 170 * i}" y="77" class="p">{name}</text>')
+    return made
+
+
+def draw(results: Sequence[dict[str, Any]]) -> str:
+    """An SVG of results as `realtime.py` prints them, in their order; those of one stream share a panel."""
+    streams = list(dict.fromkeys(one["stream"] for one in results))
+    width = WIDTH * len(streams)
+    made = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img" '
+        'aria-label="AUC of predictions, by how often the model is published.">',
+        f"<style>{STYLE}</style>",
+        f'<rect width="{width}" height="{HEIGHT}" rx="12" fill="#ffffff"/>',
+    ]
+    for i, stream in enumerate(streams):
+        made.append(f'<g transform="translate({WIDTH * i} 0)">')
+        made += [*_panel([one for one in results if one["stream"] == stream]), "</g>"]
+    return "\n".join([*made, "</svg>", ""])
