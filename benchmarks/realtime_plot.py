@@ -14,7 +14,8 @@ TITLES = {
 COLOURS = ("#3b6fc4", "#c4703b")
 STYLE = (
     'text{font-family:system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:#1c2430}'
-    ".t{font-size:17px;font-weight:600}.p{font-size:13px;fill:#4a5565}.v{font-size:12px;font-weight:600}"
+    ".t{font-size:17px;font-weight:600}.p{font-size:13px;fill:#4a5565}"
+    ".v{font-size:12px;font-weight:600;paint-order:stroke;stroke:#ffffff;stroke-width:4px}"
     ".g{stroke:#e3e7ee}.l{fill:none;stroke-width:2.5;stroke-linejoin:round}"
 )
 TICK = 0.02
@@ -36,6 +37,7 @@ def _panel(results: Sequence[dict[str, Any]]) -> list[str]:
 
     made = [f'<text x="{LEFT}" y="34" class="t">{title}</text>']
     made.append(f'<text x="{LEFT}" y="55" class="p">{question}</text>')
+    made.append(f'<text x="{LEFT - 8}" y="{TOP - 16}" class="p" text-anchor="end">AUC</text>')
     for i in range(round((high - low) / TICK) + 1):
         at = y(low + i * TICK)
         made.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" class="g"/>')
@@ -55,10 +57,11 @@ def _line(points: list[tuple[float, float]], values: list[float], colour: str, *
     """Points with their values, joined; what was never published is not on the way."""
     text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     made = [f'<polyline points="{text}" class="l" stroke="{colour}"/>']
-    for (x, y), value in zip(points, values, strict=True):
+    for x, y in points:
         made.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
-        at = y + 20 if below else y - 10
-        made.append(f'<text x="{x:.1f}" y="{at:.1f}" class="v" text-anchor="middle">{value:.3f}</text>')
+    for (x, y), value in zip(points, values, strict=True):
+        right, down = (-6, 20) if below else (8, -10)
+        made.append(f'<text x="{x + right:.1f}" y="{y + down:.1f}" class="v" text-anchor="middle">{value:.3f}</text>')
     return made
 
 
@@ -67,8 +70,8 @@ def _legend(results: Sequence[dict[str, Any]]) -> list[str]:
     for i, (one, colour) in enumerate(zip(results, COLOURS, strict=False)):
         hours = one["label_delay_s"] / 3600
         name = f"labels known {hours:g} h later" if hours else "labels known at once"
-        made.append(f'<circle cx="{LEFT + 5 + 170 * i}" cy="73" r="4" fill="{colour}"/>')
-        made.append(f'<text x="{LEFT + 16 + 170 * i}" y="77" class="p">{name}</text>')
+        made.append(f'<circle cx="{LEFT + 17 + 170 * i}" cy="73" r="4" fill="{colour}"/>')
+        made.append(f'<text x="{LEFT + 28 + 170 * i}" y="77" class="p">{name}</text>')
     return made
 
 
