@@ -14,7 +14,8 @@ learning from a sample.
 A batch ends with its second of event time, so that publishing is all that a prediction waits for. Where a model's loss
 is a mean over a batch, it is made the sum at that share of the rate: a sample moves weights as far as in a full batch.
 With --label-delay, the flights are learned from so many seconds after they were to leave, once for each that is given;
-without, at that moment, when nobody knows yet how they end. The streams are those of benchmarks/quality.py.
+without, at that moment, when nobody knows yet how they end. A rate that follows the hour is not the best for a model
+that has to last for a day, so try others with --rate. The streams are those of benchmarks/quality.py.
 
 Prints a table and a line of JSON for each stream; --plot draws them.
 """
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from heapq import merge
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,8 +179,8 @@ def samples_of(path: str | None) -> list[bytes]:
     return list(read(path)) if path else [one for piece in flights() for one in piece]
 
 
-def model_of(name: str) -> st.Model:
-    """The example's model, with the sum for its loss."""
+def model_of(name: str, rate: float) -> st.Model:
+    """The example's model, with the sum for its loss, and the rate of flights times a factor."""
     model = st.load_model(str(EXAMPLES / f"{name}.py"))
     if model.reduction == "sum":
         return model
@@ -187,7 +189,7 @@ def model_of(name: str) -> st.Model:
         model.schema,
         model.graph,
         loss=model.losses,
-        embedding_optimizer=replace(optimizer, rate=optimizer.rate / BATCH_SIZES[name]),
+        embedding_optimizer=replace(optimizer, rate=rate * optimizer.rate / BATCH_SIZES[name]),
         dense_optimizer=model.dense_optimizer,
         reduction="sum",
         name=model.name,
@@ -203,23 +205,24 @@ def metrics_of(model: st.Model, predictions: NDArray[np.float32], labels: NDArra
     return {"auc": round(total.auc, 4), "log_loss": round(total.log_loss, 4)}
 
 
-def alike(unit: int) -> dict[str, str]:
+def alike(intervals: list[str], unit: int) -> dict[str, str]:
     """By interval the one to measure: those that divide the unit of all time stamps are the same."""
-    dividing = [one for one, seconds in INTERVALS.items() if unit % seconds == 0]
-    return {one: dividing[-1] if one in dividing else one for one in INTERVALS}
+    dividing = [one for one in intervals if unit % INTERVALS[one] == 0]
+    return {one: dividing[-1] if one in dividing else one for one in intervals}
 
 
-def measure(name: str, messages: list[bytes], first_share: float, label_delay: float) -> dict[str, Any]:
+def measure(name: str, args: argparse.Namespace, label_delay: float, rate: float) -> dict[str, Any]:
     """All intervals, in one pass."""
+    messages = samples_of(args.stream if name == "movielens" else None)[: args.samples]
     began = time.monotonic()
     samples = [json.loads(one) for one in messages]
     times = np.array([one["ts"] for one in samples], np.float64)
     labels = np.array([[one["label"]] for one in samples], np.float32)
     assert (np.diff(times) >= 0).all(), "samples are not in order of time"
-    first, unit = int(first_share * len(times)), int(np.gcd.reduce(times.astype(np.int64)))
-    learner = Learner(model_of(name), batch_size=BATCH_SIZES[name])
+    first, unit = int(args.first * len(times)), int(np.gcd.reduce(times.astype(np.int64)))
+    learner = Learner(model_of(name, rate), batch_size=BATCH_SIZES[name])
     stream, graph = Stream(messages, times, label_delay, learner), Graph(learner.model)
-    measured = alike(unit)
+    measured = alike(args.every, unit)
     served = {one: Served(graph, learner) for one in measured.values()}
     predictions = {one: np.empty_like(stream.predictions) for one in served}
     publications = dict.fromkeys(served, 0)
@@ -240,6 +243,7 @@ def measure(name: str, messages: list[bytes], first_share: float, label_delay: f
     return {
         "stream": name,
         "label_delay_s": label_delay,
+        "rate": rate,
         "unit_s": unit,
         "from": datetime.fromtimestamp(times[first], UTC).isoformat(),
         "to": datetime.fromtimestamp(times[-1], UTC).isoformat(),
@@ -252,9 +256,9 @@ def measure(name: str, messages: list[bytes], first_share: float, label_delay: f
 
 def table(done: dict[str, Any]) -> str:
     """The figures, for people."""
-    late = f", labels {done['label_delay_s']:g} s late" if done["label_delay_s"] else ""
+    options = f"labels {done['label_delay_s']:g} s late, rate times {done['rate']:g}"
     lines = [
-        f"{done['stream']}{late}: {done['samples']:,} samples, after {done['samples_before']:,} before",
+        f"{done['stream']}, {options}: {done['samples']:,} samples, after {done['samples_before']:,} before",
         "",
         "| published every | publications | AUC | log loss |",
         "|---|---|---|---|",
@@ -274,15 +278,17 @@ def main() -> None:
     parser.add_argument(
         "--label-delay", type=float, default=[0.0], nargs="+", help="seconds from a sample to its label"
     )
+    parser.add_argument("--rate", type=float, default=[1.0], nargs="+", help="factor of the flights' learning rate")
+    parser.add_argument("--every", choices=INTERVALS, default=[*INTERVALS], nargs="+", help="to publish")
     parser.add_argument("--plot", type=Path, help="an SVG file to draw into")
     args = parser.parse_args()
     if "movielens" in args.streams and not args.stream:
         parser.error("movielens needs --stream")
     results = []
     for name in args.streams:
-        messages = samples_of(args.stream if name == "movielens" else None)[: args.samples]
-        for delay in args.label_delay if name == "flights" else [0.0]:
-            results.append(measure(name, messages, args.first, delay))
+        given = product(args.label_delay, args.rate) if name == "flights" else [(0.0, 1.0)]
+        for label_delay, rate in given:
+            results.append(measure(name, args, label_delay, rate))
             print(f"{table(results[-1])}\n\n{json.dumps(results[-1])}\n", flush=True)
     if args.plot:
         args.plot.write_text(draw(results))

@@ -18,7 +18,8 @@ STYLE = (
     ".v{font-size:12px;font-weight:600;paint-order:stroke;stroke:#ffffff;stroke-width:4px}"
     ".g{stroke:#e3e7ee}.l{fill:none;stroke-width:2.5;stroke-linejoin:round}"
 )
-TICK = 0.02
+TICKS = (0.02, 0.05)
+MOST_TICKS = 7
 
 
 def _panel(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -26,8 +27,10 @@ def _panel(results: Sequence[dict[str, Any]]) -> list[str]:
     title, question = TITLES[results[0]["stream"]]
     names = [one for one in results[0]["published"] if one != "progressive"]
     lines: list[list[float]] = [[one["published"][name]["auc"] for name in names] for one in results]
-    low: float = math.floor(min(map(min, lines)) / TICK) * TICK
-    high: float = math.ceil((max(map(max, lines)) + TICK / 4) / TICK) * TICK
+    bottom, top = min(map(min, lines)), max(map(max, lines))
+    tick = next((one for one in TICKS if (top - bottom) / one < MOST_TICKS), TICKS[-1])
+    low: float = math.floor(bottom / tick) * tick
+    high: float = math.ceil(top / tick + 0.2) * tick
 
     def x(i: int) -> float:
         return LEFT + 16 + i * (WIDTH - LEFT - RIGHT - 32) / (len(names) - 1)
@@ -38,30 +41,31 @@ def _panel(results: Sequence[dict[str, Any]]) -> list[str]:
     made = [f'<text x="{LEFT}" y="34" class="t">{title}</text>']
     made.append(f'<text x="{LEFT}" y="55" class="p">{question}</text>')
     made.append(f'<text x="{LEFT - 8}" y="{TOP - 16}" class="p" text-anchor="end">AUC</text>')
-    for i in range(round((high - low) / TICK) + 1):
-        at = y(low + i * TICK)
+    for i in range(round((high - low) / tick) + 1):
+        at = y(low + i * tick)
         made.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" class="g"/>')
-        made.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" class="p" text-anchor="end">{low + i * TICK:.2f}</text>')
+        made.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" class="p" text-anchor="end">{low + i * tick:.2f}</text>')
     for i, name in enumerate(names):
         made.append(f'<text x="{x(i):.1f}" y="{HEIGHT - 40}" class="p" text-anchor="middle">{escape(name)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     made.append(f'<text x="{middle}" y="{HEIGHT - 14}" class="p" text-anchor="middle">published every</text>')
-    for line, result, colour in zip(lines, results, COLOURS, strict=False):
-        made += _line([(x(i), y(auc)) for i, auc in enumerate(line)], line, colour, below=result is not results[0])
+    highest = [max(values) for values in zip(*lines, strict=True)]
+    for line, colour in zip(lines, COLOURS, strict=False):
+        made += _line([(x(i), y(auc)) for i, auc in enumerate(line)], line, colour, highest)
     if len(results) > 1:
         made += _legend(results)
     return made
 
 
-def _line(points: list[tuple[float, float]], values: list[float], colour: str, *, below: bool) -> list[str]:
-    """Points with their values, joined; what was never published is not on the way."""
+def _line(points: list[tuple[float, float]], values: list[float], colour: str, highest: list[float]) -> list[str]:
+    """Points, joined, with their values: above the highest line, below others."""
     text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     made = [f'<polyline points="{text}" class="l" stroke="{colour}"/>']
-    for x, y in points:
+    for (x, y), value, most in zip(points, values, highest, strict=True):
+        right, down = (8, -10) if value == most else (0, 20)
         made.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
-    for (x, y), value in zip(points, values, strict=True):
-        right, down = (-6, 20) if below else (8, -10)
-        made.append(f'<text x="{x + right:.1f}" y="{y + down:.1f}" class="v" text-anchor="middle">{value:.3f}</text>')
+        place = f'x="{x + right:.1f}" y="{y + down:.1f}"'
+        made.append(f'<text {place} class="v" style="fill:{colour}" text-anchor="middle">{value:.3f}</text>')
     return made
 
 
