@@ -7,7 +7,7 @@ NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help system servers demo kafka test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish bench-realtime chaos clean
+.PHONY: help system servers demo kafka test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish bench-realtime bench-path chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -91,6 +91,10 @@ bench-publish: $(VENV)/ready servers ## what publishing costs training, and by i
 
 bench-realtime: $(VENV)/ready ## what publishing often buys in AUC (ten minutes); MOVIELENS=its stream, see the script
 	$(BIN)/python benchmarks/realtime.py flights --label-delay 0 10800 $(if $(MOVIELENS),movielens --stream $(MOVIELENS))
+
+bench-path: $(VENV)/ready servers ## predictions over HTTP beside the trainer's own (ten minutes); needs MOVIELENS=its stream
+	$(if $(MOVIELENS),,$(error give the ratings, see benchmarks/quality.py: make bench-path MOVIELENS=FILE))
+	$(BIN)/python benchmarks/whole_path.py --stream $(MOVIELENS) --speed 10 1 60 600
 
 chaos: $(VENV)/ready servers ## kill real processes at random, 24 times, and Kafka twice, and count what was learned (four minutes)
 	$(BIN)/python -m tests.cluster.chaos --kills 24 --restarts 2 --every 5 --samples 90000 --rate 700 --tensorflow
