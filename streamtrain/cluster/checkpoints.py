@@ -102,12 +102,27 @@ class Checkpointer:
         return Taken(epoch, kind, aligned, pause, time.monotonic() - began)
 
     def changed(self) -> bool:
-        """Whether anything has been learned since the last checkpoint that was taken here.
+        """Whether anything has been learned since the last checkpoint; the first one is always due.
 
         Raises:
             ShardError: a shard cannot be reached.
+            CheckpointError: the last checkpoint is out of reach.
         """
-        return [wire.clock_of(control.status().clock) for control in self._controls] != self._saved
+        statuses = [control.status() for control in self._controls]
+        if self._saved is None:
+            self._saved = self._found(statuses)
+        return [wire.clock_of(status.clock) for status in statuses] != self._saved
+
+    def _found(self, statuses: Sequence[Any]) -> list[dict[int, int]] | None:
+        """Where the shards stand by the newest epoch, which another process may have taken; None: it is not theirs."""
+        newest = max(self._epochs.numbers(), default=None)
+        if newest is None or {status.epoch for status in statuses} != {newest}:
+            return None
+        try:
+            shards = self._epochs.open(newest).shards
+        except CheckpointCorrupt:  # whoever takes the next one says so
+            return None
+        return [{int(partition): at for partition, at in shard["clock"].items()} for shard in shards]
 
     def _base(self) -> int | None:
         """The epoch that a delta could build on: the newest, if all shards have written it. None: a full one is due."""

@@ -26,6 +26,7 @@ _EVERY = 1.0  # seconds between two looks at the shards
 _POINT_EVERY = 2.0
 _POINTS = 300  # ten minutes
 _RATE_SECONDS = 10.0  # over which samples per second are counted
+_MOST_GONE = 4096  # workers whose dead letters are kept apart, in case that they come back
 
 
 class _Look(NamedTuple):
@@ -54,7 +55,8 @@ class Coordinator:
         self._looks: list[_Look] = [_Look(None, 0.0) for _ in controls]
         self._samples: deque[tuple[float, int]] = deque()
         self._points: deque[dict[str, Any]] = deque(maxlen=_POINTS)
-        self._letters: Counter[str] = Counter()  # of workers that are gone
+        self._gone: dict[str, Mapping[str, int]] = {}  # dead letters of workers that are gone, by name
+        self._forgotten: Counter[str] = Counter()  # of those that have been gone for long
         self._point_due = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -84,12 +86,10 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         """The cluster, as plain values; docs/serving.md lists them."""
+        workers, servers = self.members.of(WORKER), self.members.of(SERVER)
+        letters = self._dead_letters(workers)
         with self._lock:
             looks, points = [*self._looks], [*self._points]
-            letters = Counter(self._letters)
-        workers, servers = self.members.of(WORKER), self.members.of(SERVER)
-        for worker in workers:
-            letters.update(_counts(worker.about.get("dead_letters")))
         checkpoints, publications = self.lead.checkpoints, self.lead.publications
         published = publications.last if publications else None
         ready = [look.status for look in looks if look.status is not None and look.status.ready]
@@ -104,7 +104,7 @@ class Coordinator:
             "lag": _lag(workers),
             "shards": [self._shard(index, look) for index, look in enumerate(looks)],
             "workers": [_worker(one) for one in workers],
-            "servers": [{"name": one.name} | one.about | {"seen": one.seen} for one in servers],
+            "servers": [one.about | {"name": one.name, "seen": one.seen} for one in servers],
             "dead_letters": dict(letters),
             "checkpoint": None
             if checkpoints is None or checkpoints.last is None
@@ -134,8 +134,20 @@ class Coordinator:
         """What a worker has counted stays counted."""
         if member.kind == WORKER:
             with self._lock:
-                self._letters.update(_counts(member.about.get("dead_letters")))
+                self._gone.pop(member.name, None)
+                self._gone[member.name] = _counts(member.about.get("dead_letters"))
+                if len(self._gone) > _MOST_GONE:
+                    self._forgotten.update(self._gone.pop(next(iter(self._gone))))
             self.lead.leading.leave(member.name)
+
+    def _dead_letters(self, workers: Sequence[Member]) -> Counter[str]:
+        """Of all workers, each once: one that was taken for gone, and is back, tells all that it has counted again."""
+        with self._lock:
+            letters, by_worker = Counter(self._forgotten), dict(self._gone)
+        by_worker |= {worker.name: _counts(worker.about.get("dead_letters")) for worker in workers}
+        for counts in by_worker.values():
+            letters.update(counts)
+        return letters
 
     def _run(self) -> None:
         while True:

@@ -90,11 +90,11 @@ class CoordinatorServer:
         return ps.Verified(found=self._coordinator.lead.leading.verify())
 
     def _beat(self, request: Any) -> Any:
-        self._coordinator.members.beat(_KINDS[request.kind], request.name, request.about)
+        self._coordinator.members.beat(_kind(request), request.name, request.about)
         return pb.Beaten(lease=LEASE, epoch=self._coordinator.slots.epoch)
 
     def _leave(self, request: Any) -> Any:
-        self._coordinator.members.leave(_KINDS[request.kind], request.name)
+        self._coordinator.members.leave(_kind(request), request.name)
         return pb.Left()
 
     def _slots(self, _: Any) -> Any:
@@ -113,3 +113,10 @@ class CoordinatorServer:
         if schedule is None:
             raise ShardRefused("there is no place for checkpoints; set checkpoint.url where the coordinator runs")
         return pb.Checkpointed(**vars(schedule.now(full=request.full)))
+
+
+def _kind(request: Any) -> str:
+    kind = _KINDS.get(request.kind)
+    if kind is None:
+        raise ShardRefused(f"a process is a worker or a server, not of kind {request.kind}")
+    return kind

@@ -55,7 +55,7 @@ class Leading:
 
     def _publishing(self) -> PublicationSchedule:
         if self.schedule is None:
-            raise ShardRefused("nothing is published; set publish.url where shard 0 runs")
+            raise ShardRefused("nothing is published; set publish.url where shard 0 or the coordinator runs")
         return self.schedule
 
 

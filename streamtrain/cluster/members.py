@@ -59,7 +59,7 @@ class Members:
         if len(about) > _MOST_ABOUT:
             raise ShardRefused(f"{name} says {len(about)} characters of itself; at most {_MOST_ABOUT}", "limit")
         try:
-            said = json.loads(about)
+            said = json.loads(about, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as exc:
             raise ShardRefused(f"what {name} says of itself is no JSON: {exc}") from exc
         if not isinstance(said, dict):
@@ -89,7 +89,14 @@ class Members:
 
     def _expire(self) -> None:
         with self._lock:
-            oldest = self._now() - LEASE
-            ended = [key for key, (at, _) in self._known.items() if at < oldest]
-        for kind, name in ended:
-            self.leave(kind, name)
+            now = self._now()
+            ended = [Member(*key, about, now - at) for key, (at, about) in self._known.items() if at < now - LEASE]
+            for gone in ended:
+                del self._known[gone.kind, gone.name]
+        for gone in ended:
+            self._left(gone)
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and infinities, which Python reads and others do not: a status that had one would be no JSON."""
+    raise ValueError(f"{name} is none of its numbers")

@@ -46,6 +46,9 @@ def next_slots(url: str | None, shards: Sequence[str]) -> SlotMap:
 def _read(place: Directory) -> SlotMap:
     try:
         given = json.loads(place.read(_FILE))
-        return SlotMap(int(given["epoch"]), tuple(str(one) for one in given["shards"]))
+        epoch, shards = given["epoch"], given["shards"]
+        if type(epoch) is not int or not isinstance(shards, list):
+            raise TypeError("epoch is a number, and shards are a list")
+        return SlotMap(epoch, tuple(str(one) for one in shards))
     except (KeyError, TypeError, ValueError) as exc:
         raise CheckpointError(f"{_FILE} of {place.url} is damaged, delete it: {exc}") from exc

@@ -1,0 +1,268 @@
+"""The coordinator as it is asked over gRPC, of real shards in this process."""
+
+import json
+import logging
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import streamtrain.cluster.coordinator_pb2 as pb
+
+from streamtrain._core import shards_of
+from streamtrain.cluster import members
+from streamtrain.cluster.coordinator_client import Beats
+from streamtrain.cluster.coordinator_server import SERVICE
+from streamtrain.embedded.valkey import Valkey
+from streamtrain.errors import CheckpointError, ConfigError, ShardError, ShardRefused, ShardUnavailable
+from streamtrain.store.epochs import Epochs
+from streamtrain.store.origin import Publication
+from tests.cluster.coordinated import LOG, SECONDS, Coordinated, names, states
+from tests.cluster.published import read
+from tests.cluster.test_leading import figures, samples, windows
+from tests.ps.counting import key
+from tests.ps.raw import until
+
+ROOT = Path(__file__).parent.parent.parent
+KEYS = [key(one) for one in (1, 2, 3, 4, 5, 7, 8, 9, 11)]
+
+
+def documented() -> dict[str, Any]:
+    """What the console's page says of a status."""
+    text = (ROOT / "docs" / "serving.md").read_text()
+    (found,) = re.findall(r'^```json\n(\{"time".*?)^```$', text, re.DOTALL | re.MULTILINE)
+    status: dict[str, Any] = json.loads(found)
+    return status
+
+
+def test_status_has_what_is_documented(tmp_path: Path, server: Valkey) -> None:
+    worker = {"partitions": [0, 1], "lag": {"0": 3, "1": 4}, "samples_per_s": 2.5, "dead_letters": {"json": 2}}
+    serving = {"address": "0.0.0.0:1", "version": "head", "publication": 1, "freshness_ms": 5.0}
+    with (
+        Coordinated(tmp_path, publish__url=server.url, publish__model="counted", publish__every="1h") as cluster,
+        Beats(cluster.client(), "worker", "w", lambda: worker),
+        Beats(cluster.client(), "server", "s", lambda: serving | {"name": "another", "seen": -1}),
+    ):
+        cluster.learn()
+        cluster.control().report("w", windows(samples(1)))
+        cluster.control().publish_now(timeout=SECONDS)
+        taken = cluster.client().checkpoint()
+        status = cluster.status(lambda found: found["samples"] == 11 and names(found) and found["history"])
+        expected = documented()
+        assert set(expected) <= set(status)
+        for name in ("shards", "workers", "servers", "history"):
+            assert set(expected[name][0]) <= set(status[name][0]), name
+        for name in ("checkpoint", "publication"):
+            assert set(expected[name]) == set(status[name]), name
+        assert set(expected["figures"]["LABEL"]) <= set(status["figures"]["click"])
+        assert (status["lag"], status["dead_letters"], status["held"]) == (7, {"json": 2}, "")
+        assert states(status) == ["ready", "ready"]
+        assert [shard["clock"] for shard in status["shards"]] == [{"0": 8, "1": 3}] * 2
+        assert sum(shard["rows"]["ids"] for shard in status["shards"]) == len(KEYS)
+        assert (status["workers"][0]["name"], status["workers"][0]["lag"]) == ("w", 7)
+        assert status["servers"][0].items() >= (serving | {"name": "s"}).items()
+        assert 0 <= status["servers"][0]["seen"] < SECONDS
+        assert status["checkpoint"]["epoch"] == taken.epoch
+        assert status["publication"]["number"] == 1
+        assert status["slots"] == {"epoch": 1, "shards": cluster.addresses}
+
+
+def test_a_shard_goes_away_and_comes_back(tmp_path: Path) -> None:
+    with Coordinated(tmp_path) as cluster:
+        assert states(cluster.status(lambda found: "away" not in states(found))) == ["empty", "empty"]
+        cluster.learn()
+        cluster.client().checkpoint()
+        cluster.status(lambda found: states(found) == ["ready", "ready"])
+        cluster.stop_shard(1)
+        status = cluster.status(lambda found: states(found) == ["ready", "away"])
+        assert status["shards"][1] == {"index": 1, "address": cluster.addresses[1], "state": "away"}
+        assert status["samples"] == 11
+        with pytest.raises(ShardUnavailable):
+            cluster.client().checkpoint()
+        cluster.start_shard(1)
+        cluster.status(lambda found: states(found) == ["ready", "ready"])
+        assert cluster.client().checkpoint().epoch > 1
+
+
+def test_workers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Coordinated() as cluster:
+        client = cluster.client()
+        with Beats(cluster.client(), "worker", "stays", lambda: {"dead_letters": {"json": 1}}):
+            with Beats(cluster.client(), "worker", "leaves", lambda: {"dead_letters": {"json": 10, "time": 5}}):
+                cluster.status(lambda found: names(found) == ["leaves", "stays"])
+                cluster.control().report("leaves", windows(samples(1)))
+                assert cluster.status()["figures"] == figures(samples(1))
+            status = cluster.status(lambda found: names(found) == ["stays"])
+            assert status["dead_letters"] == {"json": 11, "time": 5}
+            assert status["figures"] == {}  # its predictions count no more
+            monkeypatch.setattr(members, "LEASE", 2.5)
+            client.beat("worker", "slow", {"dead_letters": {"json": 100}})
+            assert cluster.status(lambda found: names(found) == ["stays"])["dead_letters"] == {"json": 111, "time": 5}
+            client.beat("worker", "slow", {"dead_letters": {"json": 101}})  # which counts on
+            assert cluster.status()["dead_letters"] == {"json": 112, "time": 5}
+
+
+def test_it_answers_in_the_place_of_shard_0(server: Valkey) -> None:
+    with Coordinated(publish__url=server.url, publish__model="counted", publish__every="1h") as cluster:
+        for ask in (lambda: cluster.control(0).report("w", []), lambda: cluster.control(0).publish_now()):
+            with pytest.raises(ShardRefused, match="shard 0 does not lead"):
+                ask()
+        with pytest.raises(ShardUnavailable, match="nothing has been learned"):
+            cluster.control().publish_now(timeout=SECONDS)
+        cluster.learn()
+        cluster.control().report("w", windows(samples(1)))
+        published = Publication.of_json(json.loads(cluster.control().publish_now(timeout=SECONDS)))
+        assert published == read(server.url)[0]
+        assert published.metrics == figures(samples(1))
+        bad = windows(samples(1))
+        bad[0].counts = bad[0].counts[:-3]
+        with pytest.raises(ShardRefused, match="damaged"):
+            cluster.control().report("w", bad)
+        assert cluster.coordinator
+        assert cluster.coordinator.server.counters["refused_reports"] == 1
+
+
+def test_it_publishes_at_intervals(server: Valkey) -> None:
+    with Coordinated(publish__url=server.url, publish__model="counted", publish__every="200ms") as cluster:
+        cluster.learn()
+        cluster.status(lambda found: found["publication"] is not None)
+        until(lambda: dict(read(server.url)[0].clock) == {0: 8, 1: 3}, SECONDS)
+
+
+def test_checkpoints_on_demand(tmp_path: Path) -> None:
+    with Coordinated(tmp_path) as cluster:
+        client = cluster.client()
+        with pytest.raises(ShardError, match="is empty: nothing to save"):
+            client.checkpoint()
+        cluster.learn({0: LOG[0][:3]})
+        first = client.checkpoint(full=False, timeout=SECONDS)
+        assert (first.kind, first.aligned) == ("full", True)
+        cluster.learn()
+        second, third = client.checkpoint(), client.checkpoint(full=True)
+        assert (second.kind, third.kind) == ("delta", "full")
+        clocks = [[one["clock"] for one in Epochs(tmp_path).open(taken.epoch).shards] for taken in (first, second)]
+        assert clocks == [[{"0": 3}] * 2, [{"0": 8, "1": 3}] * 2]
+        (tmp_path / "epoch-000000004").write_text("in the way")
+        with pytest.raises(CheckpointError):
+            client.checkpoint()
+
+
+def test_a_last_checkpoint_when_it_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Coordinated(tmp_path) as cluster:
+        cluster.stop()
+        assert Epochs(tmp_path).numbers() == []  # as nothing was learned
+        cluster.start()
+        cluster.learn({0: LOG[0][:3]})
+        cluster.stop()
+        assert Epochs(tmp_path).numbers() == [1]
+        cluster.start()
+        cluster.stop()
+        assert Epochs(tmp_path).numbers() == [1]  # as nothing more was
+        cluster.start()
+        cluster.learn()
+        cluster.stop()
+        assert Epochs(tmp_path).numbers() == [1, 2]
+        assert Epochs(tmp_path).open(2).shards[0]["clock"] == {"0": 8, "1": 3}
+    assert "Traceback" not in caplog.text
+
+
+def test_rows_are_found_at_their_owner() -> None:
+    import numpy as np
+
+    with Coordinated() as cluster:
+        client = cluster.client()
+        with pytest.raises(ShardUnavailable):
+            client.inspect("ids", KEYS[0])  # as they are empty
+        cluster.learn()
+        owners = shards_of(np.array(KEYS, np.uint64), 2).tolist()
+        assert set(owners) == {0, 1}
+        for one, owner in zip(KEYS, owners, strict=True):
+            row = cluster.control(owner).inspect("ids", one)
+            assert row is not None
+            assert cluster.control(1 - owner).inspect("ids", one) is None
+            assert client.inspect("ids", one) == {"count": row.learned, "last_seen": row.last_seen}
+        assert [(client.inspect("ids", one) or {})["count"] for one in KEYS[:2]] == [2, 4]
+        assert client.inspect("ids", key(12345)) is None
+        with pytest.raises(ShardRefused, match="there is no table 'x'; tables are ids"):
+            client.inspect("x", KEYS[0])
+
+
+def test_processes_outlive_the_coordinator(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "streamtrain")
+
+    def said(text: str) -> int:
+        return sum(text in record.getMessage() for record in caplog.records)
+
+    beaten = threading.Semaphore(0)
+    with Coordinated() as cluster:
+
+        def about() -> dict[str, Any]:
+            beaten.release()
+            return {}
+
+        with Beats(cluster.client(), "worker", "w", about):
+            cluster.status(lambda found: names(found) == ["w"])
+            cluster.stop()
+            until(lambda: said("the coordinator is away, all else goes on"), SECONDS)
+            while beaten.acquire(blocking=False):
+                pass
+            assert all(beaten.acquire(timeout=SECONDS) for _ in range(3))  # it goes on trying
+            cluster.learn()
+            cluster.start()
+            assert names(cluster.status(lambda found: names(found) == ["w"])) == ["w"]
+            until(lambda: said("the coordinator is back"), SECONDS)
+        assert said("the coordinator is away") == said("the coordinator is back") == 1
+
+
+def test_whoever_goes_by_an_old_slot_map_is_told(tmp_path: Path) -> None:
+    moved = threading.Semaphore(0)
+    with Coordinated(tmp_path) as cluster, Beats(cluster.client(), "worker", "w", dict, moved.release):
+        assert cluster.client().slots() == (1, tuple(cluster.addresses))
+        cluster.status(lambda found: names(found) == ["w"])
+        cluster.stop()
+        cluster.start()  # with the same shards
+        cluster.status(lambda found: names(found) == ["w"])
+        assert not moved.acquire(blocking=False)
+        cluster.stop()
+        cluster.start(cluster.addresses[::-1])
+        assert moved.acquire(timeout=SECONDS)
+        assert cluster.client().slots() == (2, tuple(cluster.addresses[::-1]))
+        assert not moved.acquire(blocking=False)
+
+
+def test_only_those_with_the_token_are_answered() -> None:
+    with Coordinated(security__token="secret") as cluster:
+        assert cluster.client().slots().epoch == 1
+        cluster.status(lambda found: states(found) == ["empty", "empty"])  # shards take its token, too
+        with grpc.insecure_channel(cluster.address) as channel:
+            for number, carried in enumerate([(), (("authorization", "Bearer wrong"),)]):
+                ask = channel.unary_unary(f"/{SERVICE}/Status")
+                with pytest.raises(grpc.RpcError) as caught:
+                    ask(pb.StatusRequest().SerializeToString(), metadata=carried, timeout=SECONDS)
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert cluster.coordinator
+                assert cluster.coordinator.server.counters["refused_token"] == number + 1
+
+
+def test_nonsense_is_refused_and_counted() -> None:
+    with Coordinated() as cluster, grpc.insecure_channel(cluster.address) as channel:
+        for name, request, message in (
+            ("Beat", b"\xff", "the request is no BeatRequest"),
+            ("Beat", pb.BeatRequest(kind=7, name="w", about="{}").SerializeToString(), "not of kind 7"),
+            ("Beat", pb.BeatRequest(name="w", about="[]").SerializeToString(), "no JSON object"),
+            ("Leave", pb.LeaveRequest(kind=7, name="w").SerializeToString(), "not of kind 7"),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary(f"/{SERVICE}/{name}")(request, timeout=SECONDS)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert message in caught.value.details()
+        assert cluster.coordinator
+        assert cluster.coordinator.server.counters["refused_malformed"] == 4
+        with pytest.raises(ShardRefused, match=r"set checkpoint\.url where the coordinator runs"):
+            cluster.client().checkpoint()
+        with pytest.raises(ShardRefused, match=r"set publish\.url where"):
+            cluster.control().publish_now()
+        with pytest.raises(ConfigError, match="cannot listen"):
+            cluster.start()  # a second one at the same address
