@@ -12,6 +12,7 @@ from streamtrain.commands.producing import produce
 from streamtrain.commands.publishing import publish
 from streamtrain.commands.verifying import verify
 from streamtrain.commands.versions import label, promote, rollback, versions
+from streamtrain.commands.watching import status
 from streamtrain.commands.whole import up
 from streamtrain.errors import ConfigError, StreamtrainError
 
@@ -23,7 +24,7 @@ EXIT_FAILED = 1
 _COMMANDS = {
     "In one process": (demo, learn),
     "The whole service": (up,),
-    "Of a cluster": (ps, worker, coordinator, serve, produce),
+    "Of a cluster": (ps, worker, coordinator, serve, produce, status),
     "Versions": (publish, versions, promote, rollback, label, export, verify),
 }
 

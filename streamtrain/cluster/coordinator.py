@@ -6,16 +6,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from streamtrain._core import shards_of
 from streamtrain.cluster.lead import Lead
+from streamtrain.cluster.looks import as_json, look_at, samples_of, watermark_of
 from streamtrain.cluster.members import Member, Members
 from streamtrain.cluster.slots import SlotMap
-from streamtrain.errors import ShardError
-from streamtrain.ps import wire
 from streamtrain.ps.shard import Row
 from streamtrain.ps.shards import Control
 
@@ -27,13 +26,6 @@ _POINT_EVERY = 2.0
 _POINTS = 300  # ten minutes
 _RATE_SECONDS = 10.0  # over which samples per second are counted
 _MOST_GONE = 4096  # workers whose dead letters are kept apart, in case that they come back
-
-
-class _Look(NamedTuple):
-    """What a shard said, and when; None: it did not answer."""
-
-    status: Any
-    at: float
 
 
 class Coordinator:
@@ -52,7 +44,7 @@ class Coordinator:
         self.slots, self.lead = slots, lead
         self.members = Members(self._left)
         self._controls, self._now = controls, now
-        self._looks: list[_Look] = [_Look(None, 0.0) for _ in controls]
+        self._looks: list[Any] = [None] * len(controls)  # what shards said last; None: they are away
         self._samples: deque[tuple[float, int]] = deque()
         self._points: deque[dict[str, Any]] = deque(maxlen=_POINTS)
         self._gone: dict[str, Mapping[str, int]] = {}  # dead letters of workers that are gone, by name
@@ -92,17 +84,17 @@ class Coordinator:
             looks, points = [*self._looks], [*self._points]
         checkpoints, publications = self.lead.checkpoints, self.lead.publications
         published = publications.last if publications else None
-        ready = [look.status for look in looks if look.status is not None and look.status.ready]
+        ready = [look for look in looks if look is not None and look.ready]
         return {
             "time": self._now(),
             "run": ready[0].run if ready else None,
             "slots": self.slots._asdict(),
             "figures": self.lead.reports.figures(),
-            "samples": max((status.counters["samples"] for status in ready), default=None),
+            "samples": samples_of(ready),
             "samples_per_s": self._rate(),
-            "watermark": _watermark(ready) or None,
+            "watermark": watermark_of(ready) or None,
             "lag": _lag(workers),
-            "shards": [self._shard(index, look) for index, look in enumerate(looks)],
+            "shards": [as_json(i, self.slots.shards[i], look) for i, look in enumerate(looks)],
             "workers": [_worker(one) for one in workers],
             "servers": [one.about | {"name": one.name, "seen": one.seen} for one in servers],
             "dead_letters": dict(letters),
@@ -114,20 +106,6 @@ class Coordinator:
             else {"number": published.number, "published": published.published, "watermark": published.watermark},
             "held": publications.held if publications else "",
             "history": points,
-        }
-
-    def _shard(self, index: int, look: _Look) -> dict[str, Any]:
-        about = {"index": index, "address": self.slots.shards[index]}
-        if look.status is None:
-            return about | {"state": "away"}
-        status = look.status
-        return about | {
-            "state": "ready" if status.ready else "empty",
-            "rows": {table.name: table.rows for table in status.tables},
-            "bytes": sum(table.bytes for table in status.tables) + status.dense_bytes,
-            "clock": {str(partition): at for partition, at in wire.clock_of(status.clock).items()},
-            "samples": status.counters["samples"] if status.ready else None,
-            "epoch": status.epoch if status.epoch >= 0 else None,
         }
 
     def _left(self, member: Member) -> None:
@@ -159,29 +137,23 @@ class Coordinator:
                 return
 
     def _look(self) -> None:
-        looks = list(self._pool.map(self._look_at, self._controls))
-        ready = [look.status for look in looks if look.status is not None and look.status.ready]
+        looks = list(self._pool.map(look_at, self._controls))
+        ready = [look for look in looks if look is not None and look.ready]
         at = time.monotonic()
         with self._lock:
             self._looks = looks
-            if ready:
-                self._samples.append((at, max(status.counters["samples"] for status in ready)))
+            if (samples := samples_of(ready)) is not None:
+                self._samples.append((at, samples))
             while self._samples and self._samples[0][0] < at - _RATE_SECONDS:
                 self._samples.popleft()
         if at >= self._point_due:
             self._point_due = at + _POINT_EVERY
             self._add_point(ready)
 
-    def _look_at(self, control: Control) -> _Look:
-        try:
-            return _Look(control.status(), time.monotonic())
-        except ShardError:  # which is what its state says
-            return _Look(None, time.monotonic())
-
     def _add_point(self, ready: Sequence[Any]) -> None:
         figures, rate = self.lead.reports.figures(), self._rate()
         lag = _lag(self.members.of(WORKER))
-        watermark = _watermark(ready)
+        watermark = watermark_of(ready)
         point = {
             "time": self._now(),
             "samples_per_s": rate,
@@ -201,12 +173,6 @@ class Coordinator:
         return max(0.0, (last - first) / (ended - began))
 
 
-def _watermark(ready: Sequence[Any]) -> float:
-    """Latest event time that all shards have learned; 0: none."""
-    latest = [max(wire.stand_of(status.clock).watermarks.values(), default=0.0) for status in ready]
-    return min(latest, default=0.0)
-
-
 def _lag(workers: Sequence[Member]) -> int | None:
     lags = [_counts(worker.about.get("lag")) for worker in workers]
     return sum(sum(lag.values()) for lag in lags) if lags else None
@@ -214,11 +180,12 @@ def _lag(workers: Sequence[Member]) -> int | None:
 
 def _worker(member: Member) -> dict[str, Any]:
     about = member.about
+    partitions, rate = about.get("partitions"), about.get("samples_per_s")
     return {
         "name": member.name,
-        "partitions": about.get("partitions", []),
+        "partitions": [one for one in partitions if isinstance(one, int)] if isinstance(partitions, list) else [],
         "lag": sum(_counts(about.get("lag")).values()),
-        "samples_per_s": about.get("samples_per_s"),
+        "samples_per_s": rate if isinstance(rate, int | float) else None,
         "seen": member.seen,
     }
 

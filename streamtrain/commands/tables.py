@@ -15,7 +15,8 @@ from streamtrain.store.redis_scripts import PROD
 from streamtrain.store.redis_versions import RedisVersions
 
 _SHOWN = ("auc", "log_loss", "mean_squared_error", "calibration")
-_WIDE = 200  # characters, where there is no terminal to say how many
+WIDE = 200
+"""Characters of a line, where there is no terminal to say how many."""
 
 
 class Listing(NamedTuple):
@@ -69,35 +70,36 @@ class Listing(NamedTuple):
     def table(self, title: str) -> Table:
         """Versions and the head, for people."""
         columns = ("version", "published, UTC", "trained through", "rows", "type", "labels", "servers", "figures")
-        table = _table(title, columns, right=("version", "rows"))
+        table = new_table(title, columns, right=("version", "rows"))
         for one in [*self.versions, *([self.head] if self.head else [])]:
             is_served = self.served == (one.version or "head")
             table.add_row(
                 str(one.version or "head"),
-                _time(one.published),
-                _time(one.watermark),
+                shown_time(one.published),
+                shown_time(one.watermark),
                 "\n".join(f"{name} {count:,}" for name, count in one.rows.items()),
                 one.dtype,
                 ", ".join([*self.labels_of(one), *(["served"] if is_served else [])]),
                 ", ".join(self.servers_of(one)),
-                _figures(one.metrics),
+                shown_figures(one.metrics),
             )
         return table
 
     def history_table(self) -> Table:
         """What was done, for people."""
-        table = _table("history", ("when, UTC", "who", "what", "why", "figures"), right=())
+        table = new_table("history", ("when, UTC", "who", "what", "why", "figures"), right=())
         for deed in self.history:
-            table.add_row(_time(deed.at), deed.who, _told(deed), deed.why, _figures(deed.metrics))
+            table.add_row(shown_time(deed.at), deed.who, _told(deed), deed.why, shown_figures(deed.metrics))
         return table
 
 
 def show(table: Table) -> None:
     """Prints a table."""
-    Console(width=None if sys.stdout.isatty() else _WIDE, markup=False).print(table)
+    Console(width=None if sys.stdout.isatty() else WIDE, markup=False).print(table)
 
 
-def _table(title: str, columns: tuple[str, ...], *, right: tuple[str, ...]) -> Table:
+def new_table(title: str, columns: tuple[str, ...], *, right: tuple[str, ...]) -> Table:
+    """A table without rows; columns named in `right` are aligned to the right."""
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left")
@@ -113,11 +115,13 @@ def _told(deed: Deed) -> str:
     return f"{deed.label} is {version}{back}, before it was {was}"
 
 
-def _time(at: float) -> str:
+def shown_time(at: float) -> str:
+    """Seconds since the epoch, for people, in UTC."""
     return datetime.fromtimestamp(at, UTC).isoformat(" ", "seconds").removesuffix("+00:00") if at else "-"
 
 
-def _figures(figures: Figures) -> str:
+def shown_figures(figures: Figures) -> str:
+    """Figures by label, a line for each."""
     lines = []
     for label, one in figures.items():
         shown = [f"{name} {value:.4f}" for name in _SHOWN if (value := one.get(name)) is not None]
