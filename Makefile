@@ -27,7 +27,7 @@ $(VENV)/ready: pyproject.toml $(NATIVE) | system
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
 	@touch $@
 
-demo: $(VENV)/ready ## learn from a year of real flights, with live metrics
+demo: $(VENV)/ready ## the whole service on a year of real flights, with live figures, until Ctrl-C
 	@$(BIN)/streamtrain demo $(if $(filter-out 0,$(SECONDS_OF_DEMO)),--for $(SECONDS_OF_DEMO))
 
 kafka: $(VENV)/ready servers ## one Kafka broker at localhost:9092, until Ctrl-C

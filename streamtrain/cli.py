@@ -5,8 +5,9 @@ import sys
 
 import typer
 
+from streamtrain.commands.demonstrating import demo
 from streamtrain.commands.exporting import export
-from streamtrain.commands.learning import demo, learn
+from streamtrain.commands.learning import learn
 from streamtrain.commands.processes import coordinator, ps, serve, worker
 from streamtrain.commands.producing import produce
 from streamtrain.commands.publishing import publish
@@ -22,8 +23,8 @@ EXIT_CONFIG = 2
 EXIT_FAILED = 1
 
 _COMMANDS = {
-    "In one process": (demo, learn),
-    "The whole service": (up,),
+    "In one process": (learn,),
+    "The whole service": (demo, up),
     "Of a cluster": (ps, worker, coordinator, serve, produce, status),
     "Versions": (publish, versions, promote, rollback, label, export, verify),
 }

@@ -82,15 +82,6 @@ def test_what_is_wrong_is_one_line(model: str, args: list[str], message: str) ->
     assert message in lines[0]
 
 
-def test_demo_ends_by_itself_with_its_figures() -> None:
-    done = run("demo", "--for", "20")
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
-    assert set(figures) == {"samples", "samples_per_s", "auc", "freshness_ms_p99", "version"}
-    assert figures["samples"] > 0
-    assert 0.6 < figures["auc"] < 0.9
-
-
 def test_help_does_not_load_tensorflow() -> None:
     code = """
 import sys

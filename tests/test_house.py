@@ -37,7 +37,8 @@ MAY_IMPORT = {
     "learned": COMMON | {"model", "ps", "store"},
     "learner": COMMON | {"learned", "model", "ps", "store", "train"},
     "replay": COMMON | {"model", "learner"},
-    "demo": COMMON,  # its model is written as a user writes one: on the package itself
+    # Its model is written as a user writes one: on the package itself.
+    "demo": COMMON | {"cluster", "ps", "settings", "store", "stream"},
     "__main__": {"cli"},
     "console": COMMON,
     "commands": COMMON

@@ -69,15 +69,19 @@ class Supervisor:
             raise
 
     def wait(self, stopped: threading.Event, every: float = 0.2) -> None:
-        """Returns once `stopped` is set.
+        """Returns once `stopped` is set; raises what `check` does."""
+        while not stopped.wait(every):
+            self.check()
+
+    def check(self) -> None:
+        """Whether all can go on.
 
         Raises:
             ProgramFailed: a program ended for its configuration. The others run on: stop them.
         """
-        while not stopped.wait(every):
-            if self._failed.is_set():
-                failed = next(one for one in self._keepers if one.failure is not None)
-                raise ProgramFailed(f"{failed.program.name}: {failed.failure}")
+        if self._failed.is_set():
+            failed = next(one for one in self._keepers if one.failure is not None)
+            raise ProgramFailed(f"{failed.program.name}: {failed.failure}")
 
     def stop(self) -> None:
         """Stops all, those of the highest stage first, each stage at once."""

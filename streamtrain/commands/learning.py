@@ -1,4 +1,4 @@
-"""Commands that learn in one process: `demo` and `learn`."""
+"""The command that learns in one process: `learn`."""
 
 from typing import Annotated
 
@@ -6,36 +6,6 @@ import typer
 from rich.console import Console
 
 from streamtrain.console import load_tensorflow, opened, print_json
-
-
-def demo(
-    for_: Annotated[float | None, typer.Option("--for", metavar="SECONDS", help="End by itself after so long.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 64,
-) -> None:
-    """Learn from a year of real flights in the order in which they left, with live metrics.
-
-    Ends with a line of JSON: samples, samples_per_s, auc, freshness_ms_p99 (from the arrival of a sample to a model
-    that has learned from it), version (null: nothing is published in one process).
-    """
-    load_tensorflow()
-    from streamtrain.demo.flights import model
-    from streamtrain.demo.stream import flights
-    from streamtrain.learner import Learner
-    from streamtrain.replay import replay
-
-    console = Console(stderr=True)
-    console.print("Flights out of New York in 2013: will it arrive more than 15 minutes late?")
-    learner = Learner(model, batch_size=batch_size)
-    done = replay(learner, flights(), console, title="predicted before each is learned from", seconds=for_)
-    print_json(
-        {
-            "samples": done.samples,
-            "samples_per_s": round(done.samples_per_s),
-            "auc": _rounded(learner.metrics()[model.labels[0].name].as_dict()["auc"]),
-            "freshness_ms_p99": round(done.update_ms_p99, 2),
-            "version": None,
-        }
-    )
 
 
 def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions

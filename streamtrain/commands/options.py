@@ -69,7 +69,16 @@ def read_settings(config: Path | None, setting: list[str] | None, overrides: dic
     from streamtrain.config import load_settings
 
     given = {key: value for key, value in overrides.items() if value is not None}
-    return load_settings(config, os.environ, dict(_key_value(one) for one in setting or []) | given)
+    return load_settings(config, os.environ, values_of(setting) | given)
+
+
+def values_of(setting: list[str] | None) -> dict[str, object]:
+    """What --set was given, by key.
+
+    Raises:
+        ConfigError: it is no KEY=VALUE.
+    """
+    return dict(_key_value(one) for one in setting or [])
 
 
 def _key_value(text: str) -> tuple[str, object]:

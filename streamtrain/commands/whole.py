@@ -32,6 +32,7 @@ def up(
     """
     from streamtrain.cluster.service import check, completed, programs
     from streamtrain.cluster.supervisor import Supervisor
+    from streamtrain.embedded.jars import is_resolved
     from streamtrain.model.load import locate_model
 
     overrides: dict[str, object] = {"model": model, "stream.topic": topic, "serve.listen": listen}
@@ -39,7 +40,7 @@ def up(
     if settings.model is None:
         raise ConfigError("no model is named: give --model path/to/file.py:name, or set model")
     locate_model(settings.model)
-    given = completed(settings, kafka=_has_kafka())
+    given = completed(settings, kafka=is_resolved())
     settings = read_settings(config, setting, overrides | given)
     check(settings, given)
 
@@ -55,17 +56,6 @@ def up(
         log.write("up", "ends all, workers first")
     finally:
         supervisor.stop()
-
-
-def _has_kafka() -> bool:
-    """Whether Apache Kafka has been got for this machine already, and runs here."""
-    from streamtrain.embedded.jars import CACHE, find_java
-
-    try:
-        find_java()
-    except ConfigError:
-        return False
-    return CACHE.is_dir()
 
 
 def _options(config: Path | None, setting: list[str] | None) -> list[str]:

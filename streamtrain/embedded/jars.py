@@ -52,6 +52,15 @@ def resolve(cache: Path = CACHE) -> Path:
     return cache
 
 
+def is_resolved() -> bool:
+    """Whether Kafka's jars have been got for this machine already, and run here."""
+    try:
+        find_java()
+    except ConfigError:
+        return False
+    return CACHE.is_dir()
+
+
 def _copy_jars(work: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:

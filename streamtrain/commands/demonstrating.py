@@ -1,0 +1,117 @@
+"""The command that shows the whole service on real data: `demo`."""
+
+import os
+import secrets
+import tempfile
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from streamtrain.commands.options import Setting, values_of
+from streamtrain.console import print_json, stopped_by_signals
+from streamtrain.errors import ConfigError, StreamtrainError
+
+if TYPE_CHECKING:
+    from streamtrain.config import Settings
+
+NAME = "flights"
+
+_LAST_LINES = 20
+
+
+def demo(
+    for_: Annotated[
+        float | None, typer.Option("--for", metavar="SECONDS", help="End so long after the first prediction.")
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Flights per second.")] = 2000.0,
+    setting: Setting = None,
+) -> None:
+    """Run the whole service on a year of real flights: will each arrive more than 15 minutes late?
+
+    As `up` does, in a temporary folder, with Kafka where its jars are on this machine, else on the embedded stream; no
+    settings but --set count. Each flight happens when it is written to the stream. A visitor asks for predictions
+    meanwhile; a version is made, promoted and rolled back. Ends by Ctrl-C, or by --for, not before it was rolled back.
+
+    Ends with a line of JSON: samples, that were learned; samples_per_s, from the first flight on; auc, of the latest
+    100,000 samples of each worker, each predicted before it was learned; freshness_ms_p99, from writing a flight to a
+    prediction of the head that has learned it, as asked for by x-min-offset for about one flight a second; version,
+    that was made.
+    """
+    from streamtrain.cluster.service import check, programs
+    from streamtrain.cluster.supervisor import Supervisor
+    from streamtrain.demo.show import Show
+
+    console = Console(stderr=True, highlight=False)
+    with tempfile.TemporaryDirectory(prefix="streamtrain-demo-", ignore_cleanup_errors=True) as folder:
+        settings, given, completed = _settings(folder, rate, setting)
+        check(settings, completed)
+        stopped = stopped_by_signals()
+        log = LogFile()
+        inherited = {name: of for name, of in os.environ.items() if not name.startswith("STREAMTRAIN_")}
+        options = ["--config", os.devnull, *(part for one in setting or [] for part in ("--set", one))]
+        supervisor = Supervisor(programs(settings, given, options, inherited), log.write)
+        console.print(f"A year of flights out of New York; log of all processes: {log.path}")
+        try:
+            supervisor.start()
+            figures = Show(settings, console, stopped, supervisor.check).run(rate, for_)
+        except StreamtrainError:
+            console.print(f"The log ends:\n{log.end()}", markup=False)
+            raise
+        finally:
+            console.print("ends all, workers first")
+            supervisor.stop()
+    print_json(figures)
+
+
+def _settings(folder: str, rate: float, setting: list[str] | None) -> tuple["Settings", dict[str, str], dict[str, str]]:
+    """The settings; all values but those of --set, by key; and of these what was left open."""
+    from streamtrain.address import free_port
+    from streamtrain.cluster.service import completed
+    from streamtrain.embedded.jars import is_resolved
+
+    if not rate > 0:
+        raise ConfigError(f"--rate must be above 0 flights per second, not {rate:g}")
+    chosen = values_of(setting)
+    if fixed := {"model", "publish.model"} & chosen.keys():
+        raise ConfigError(f"{min(fixed)} is not for the demo to set: `streamtrain up` runs models of your own")
+    flights = Path(__file__).parents[1] / "demo" / "flights.py"
+    own = {
+        "model": f"{flights}:model",
+        "publish.model": NAME,
+        "stream.topic": f"{NAME}-{secrets.token_hex(4)}",
+        "worker.batch_size": "32",
+        "serve.listen": f"127.0.0.1:{free_port(8501)}",
+        "serve.admin_token": secrets.token_urlsafe(12),
+        "up.data": folder,
+    }
+    own = {key: value for key, value in own.items() if key not in chosen}
+
+    def read(more: dict[str, str]) -> "Settings":
+        from streamtrain.config import load_settings
+
+        return load_settings(Path(os.devnull), {}, chosen | own | more)
+
+    opened = completed(read({}), kafka=is_resolved())
+    return read(opened), own | opened, opened
+
+
+class LogFile:
+    """What all processes say, in a file that stays. Thread-safe."""
+
+    def __init__(self) -> None:
+        number, self.path = tempfile.mkstemp(prefix="streamtrain-demo-", suffix=".log")
+        self._file = os.fdopen(number, "w", buffering=1)
+        self._lock = threading.Lock()
+
+    def write(self, name: str, line: str) -> None:
+        """Writes a line of a process."""
+        with self._lock:
+            self._file.write(f"{datetime.now():%H:%M:%S} {name:<11} {line}\n")
+
+    def end(self) -> str:
+        """Its last lines."""
+        return "\n".join(Path(self.path).read_text().splitlines()[-_LAST_LINES:])
