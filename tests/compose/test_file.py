@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,9 @@ def config(variables: dict[str, str], *files: Path) -> subprocess.CompletedProce
         pytest.skip("NOT TESTED, as there is no docker compose")
     options = [part for file in (FILE, *files) for part in ("-f", str(file))]
     environment = {key: of for key, of in os.environ.items() if not key.startswith("STREAMTRAIN_")} | variables
-    command += ["--profile", "demo", "--project-directory", str(ROOT), *options, "config"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    with tempfile.NamedTemporaryFile() as empty:  # in place of the .env of whoever runs this
+        command += ["--env-file", empty.name, "--profile", "demo", "--project-directory", str(ROOT), *options, "config"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_compose_reads_it_as_these_tests_do() -> None:
