@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamtrain.cluster.metrics import ShardMetrics
 from streamtrain.errors import ConfigError
-from streamtrain.metrics import definition, of_serving, of_shard, of_worker
+from streamtrain.metrics import definition, of_coordinator, of_serving, of_shard, of_worker
 from streamtrain.metrics.definition import Definition
 from streamtrain.metrics.endpoint import Endpoint, process_registry, serve
 from streamtrain.metrics.worker import WorkerMetrics
@@ -31,7 +31,7 @@ from tests.cluster import test_ps_process as processes
 from tests.ps.counting import DENSE, SPEC, pushes
 
 PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
-MODULES = (definition, of_worker, of_shard, of_serving)
+MODULES = (definition, of_worker, of_shard, of_coordinator, of_serving)
 DEFINITIONS = [one for module in MODULES for one in vars(module).values() if isinstance(one, Definition)]
 LONG = 30.0  # seconds that nothing takes, unless it hangs
 
@@ -135,7 +135,7 @@ def test_names_are_declared_once() -> None:
 
 @pytest.mark.parametrize("one", DEFINITIONS, ids=lambda one: str(one.name))
 def test_conventions(one: Definition) -> None:
-    assert re.fullmatch(r"streamtrain_(worker|shard|serving|build)(_[a-z]+)+", one.name)
+    assert re.fullmatch(r"streamtrain_(worker|shard|coordinator|serving|build)(_[a-z]+)+", one.name)
     assert one.name.endswith("_total") == (one.kind == "counter")
     assert one.name.removesuffix("_total").endswith(f"_{one.unit}" if one.unit else "")
     assert one.unit or one.kind == "gauge"

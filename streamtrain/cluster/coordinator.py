@@ -94,7 +94,7 @@ class Coordinator:
             "samples_per_s": self._rate(),
             "watermark": watermark_of(ready) or None,
             "lag": _lag(workers),
-            "shards": [as_json(i, self.slots.shards[i], look) for i, look in enumerate(looks)],
+            "shards": self.shards(),
             "workers": [_worker(one) for one in workers],
             "servers": [one.about | {"name": one.name, "seen": one.seen} for one in servers],
             "dead_letters": dict(letters),
@@ -107,6 +107,12 @@ class Coordinator:
             "held": publications.held if publications else "",
             "history": points,
         }
+
+    def shards(self) -> list[dict[str, Any]]:
+        """The shards, as plain values."""
+        with self._lock:
+            looks = [*self._looks]
+        return [as_json(i, self.slots.shards[i], look) for i, look in enumerate(looks)]
 
     def _left(self, member: Member) -> None:
         """What a worker has counted stays counted."""

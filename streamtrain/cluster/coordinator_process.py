@@ -5,10 +5,12 @@ import threading
 from collections.abc import Sequence
 
 from streamtrain.cluster.coordinator import Coordinator
+from streamtrain.cluster.coordinator_metrics import CoordinatorMetrics
 from streamtrain.cluster.coordinator_server import CoordinatorServer
 from streamtrain.cluster.lead import Lead, redis_of
 from streamtrain.cluster.slots import next_slots
 from streamtrain.errors import ConfigError
+from streamtrain.metrics.endpoint import Endpoint, process_registry, serve
 from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
 from streamtrain.ps.security import Security, authenticate, connect, listen, metadata
 from streamtrain.settings import Settings
@@ -53,6 +55,12 @@ class CoordinatorProcess:
         self.server = CoordinatorServer(self.coordinator, guards)
         self.address = settings.coordinator.listen or settings.coordinator.address
         self.port = listen(self.server.grpc, self.address, security)
+        self.metrics = self._serve_metrics(settings.coordinator.metrics) if settings.coordinator.metrics else None
+
+    def _serve_metrics(self, address: str) -> Endpoint:
+        registry = process_registry()
+        registry.register(CoordinatorMetrics(self.coordinator, self.server.counters))
+        return serve(address, registry)
 
     def _count(self, name: str) -> None:
         self.server.count(name)
@@ -77,3 +85,5 @@ class CoordinatorProcess:
             channel.close()
         if self._redis:
             self._redis.close()
+        if self.metrics:
+            self.metrics.close()

@@ -12,7 +12,7 @@ from streamtrain.ps.node import NO_EPOCH, Node
 from streamtrain.ps.status import status_of
 
 # Counters of a status that have a metric, with its labels. Others are events.
-_COUNTERS: dict[str, tuple[Definition, tuple[str, ...]]] = {
+COUNTERS: dict[str, tuple[Definition, tuple[str, ...]]] = {
     "pushes_applied": (of.PUSHES, ("applied",)),
     "pushes_duplicate": (of.PUSHES, ("duplicate",)),
     "pushes_rejected": (of.PUSHES, ("rejected",)),
@@ -31,7 +31,7 @@ _COUNTERS: dict[str, tuple[Definition, tuple[str, ...]]] = {
 }
 _STATE = (of.INFO, of.READY, of.ROWS, of.BYTES, of.DENSE, of.CLOCK, of.SAMPLES, of.WATERMARK, of.WORKERS, of.EPOCH)
 _GAUGES = (*_STATE, of.HELD)
-_COUNTED = (*dict.fromkeys(definition for definition, _ in _COUNTERS.values()), of.EVENTS)
+_COUNTED = (*dict.fromkeys(definition for definition, _ in COUNTERS.values()), of.EVENTS)
 
 _Values = dict[tuple[object, ...], float]
 
@@ -77,10 +77,10 @@ class ShardMetrics(Collector):
 def _counted(counters: dict[str, int]) -> Iterator[Metric]:
     """Those that have not happened yet are 0, so that the first one is an increase."""
     values: dict[Definition, _Values] = {definition: {} for definition in _COUNTED}
-    for definition, labels in _COUNTERS.values():
+    for definition, labels in COUNTERS.values():
         values[definition][labels] = 0
     for name, count in counters.items():
-        definition, labels = _COUNTERS.get(name, (of.EVENTS, (name,)))
+        definition, labels = COUNTERS.get(name, (of.EVENTS, (name,)))
         values[definition][labels] = count
     for definition, of_definition in values.items():
         yield definition.family(of_definition)

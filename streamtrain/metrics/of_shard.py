@@ -89,21 +89,21 @@ PUBLICATIONS = Definition(
     "counter",
     ("outcome",),
     "publications",
-    "Publications that shard 0 tried: published, held (back, by the quality gate) or failed.",
+    "Publications that shard 0, or the coordinator, tried: published, held (back, by the quality gate) or failed.",
 )
 HELD = Definition(
     "streamtrain_shard_publication_held",
     "gauge",
     (),
     "",
-    "1 while publications are held back by the quality gate, else 0; of shard 0.",
+    "1 while publications are held back by the quality gate, else 0; of shard 0, or the coordinator.",
 )
 VERSIONS = Definition(
     "streamtrain_shard_versions_total",
     "counter",
     ("outcome",),
     "versions",
-    "Versions that shard 0 was to make by schedule: made or failed.",
+    "Versions that shard 0, or the coordinator, was to make by schedule: made or failed.",
 )
 EVENTS = Definition(
     "streamtrain_shard_events_total",

@@ -60,13 +60,12 @@ class Tally:
 
     def learned(self, batch: Batch, predictions: Floats | None) -> None:
         """All shards have learned a batch for the first time."""
-        self._count(len(batch))
-        if predictions is None or self._validation is None:
-            return
-        weights = batch.weights
-        if self._sampling is not None:
-            predictions, weights = self._sampling.correct(predictions), self._sampling.represented(batch)
-        self._validation.update(predictions, batch.labels, weights)
+        if predictions is not None and self._validation is not None:
+            weights = batch.weights
+            if self._sampling is not None:
+                predictions, weights = self._sampling.correct(predictions), self._sampling.represented(batch)
+            self._validation.update(predictions, batch.labels, weights)
+        self._count(len(batch))  # last: metrics may take the window's figures now, and not again before the next batch
 
     def _count(self, samples: int) -> None:
         self.samples += samples

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,30 @@ def test_it_answers_in_the_place_of_shard_0(server: Valkey) -> None:
             cluster.control().report("w", bad)
         assert cluster.coordinator
         assert cluster.coordinator.server.counters["refused_reports"] == 1
+
+
+def test_what_it_tells_prometheus(server: Valkey) -> None:
+    with Coordinated(
+        publish__url=server.url, publish__model="counted", publish__every="1h", coordinator__metrics="127.0.0.1:0"
+    ) as cluster:
+        cluster.learn()
+        cluster.control().publish_now(timeout=SECONDS)
+        assert cluster.coordinator
+        assert cluster.coordinator.metrics
+
+        def scraped() -> str:
+            assert cluster.coordinator
+            assert cluster.coordinator.metrics
+            with urllib.request.urlopen(cluster.coordinator.metrics.url, timeout=SECONDS) as answer:
+                return str(answer.read().decode())
+
+        until(lambda: 'streamtrain_coordinator_shards{state="ready"} 2.0' in scraped(), SECONDS)
+        lines = scraped().splitlines()
+        assert 'streamtrain_shard_publications_total{outcome="published"} 1.0' in lines
+        assert 'streamtrain_shard_publications_total{outcome="failed"} 0.0' in lines
+        assert "streamtrain_shard_publication_held 0.0" in lines
+        assert 'streamtrain_coordinator_members{kind="worker"} 0.0' in lines
+        assert "streamtrain_coordinator_slot_epoch 1.0" in lines
 
 
 def test_it_publishes_at_intervals(server: Valkey) -> None:

@@ -121,7 +121,7 @@ def test_every_process_is_scraped_where_it_listens() -> None:
     jobs = PROMETHEUS["scrape_configs"]
     static = [target for job in jobs for one in job.get("static_configs", []) for target in one["targets"]]
     found = [f"{name}:{one['port']}" for job in jobs for one in job.get("dns_sd_configs", []) for name in one["names"]]
-    assert sorted([*static, *found]) == sorted(_listening(name) for name in COMPOSED.ours if name != "coordinator")
+    assert sorted([*static, *found]) == sorted(_listening(name) for name in COMPOSED.ours)
     assert PROMETHEUS["rule_files"] == ["alerts.yml"]
     assert COMPOSED.folders("prometheus")["/etc/prometheus"] == "./services/prometheus"
 

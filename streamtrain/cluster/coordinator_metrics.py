@@ -1,0 +1,46 @@
+"""What the coordinator tells Prometheus, as of a scrape."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from streamtrain.cluster.coordinator import SERVER, WORKER, Coordinator
+from streamtrain.cluster.metrics import COUNTERS
+from streamtrain.metrics import of_coordinator as of
+from streamtrain.metrics import of_shard
+
+_STATES = ("ready", "empty", "away")
+_LED = (of_shard.PUBLICATIONS, of_shard.VERSIONS)
+
+
+class CoordinatorMetrics(Collector):
+    """The metrics of a coordinator.
+
+    Args:
+        coordinator: whose.
+        counters: what happened in its process, by name.
+    """
+
+    def __init__(self, coordinator: Coordinator, counters: Mapping[str, int]) -> None:
+        self._coordinator, self._counters = coordinator, counters
+
+    def describe(self) -> Iterator[Metric]:
+        """Without values: what a registry knows it by."""
+        for definition in (of.MEMBERS, of.SHARDS, of.SLOT_EPOCH, of.EVENTS, of_shard.HELD, *_LED):
+            yield definition.family()
+
+    def collect(self) -> Iterator[Metric]:
+        """As of now."""
+        members, publications = self._coordinator.members, self._coordinator.lead.publications
+        states = Counter(shard["state"] for shard in self._coordinator.shards())
+        yield of.MEMBERS.family({(kind,): len(members.of(kind)) for kind in (WORKER, SERVER)})
+        yield of.SHARDS.family({(state,): states[state] for state in _STATES})
+        yield of.SLOT_EPOCH.family({(): self._coordinator.slots.epoch})
+        yield of_shard.HELD.family({(): bool(publications.held)} if publications else None)
+        counters = dict(self._counters)
+        for definition in _LED:
+            names = {name: labels for name, (of_name, labels) in COUNTERS.items() if of_name is definition}
+            yield definition.family({labels: counters.pop(name, 0) for name, labels in names.items()})
+        yield of.EVENTS.family({(name,): count for name, count in counters.items()})
