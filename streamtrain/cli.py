@@ -11,6 +11,7 @@ from streamtrain.commands.learning import learn
 from streamtrain.commands.processes import coordinator, ps, serve, worker
 from streamtrain.commands.producing import produce
 from streamtrain.commands.publishing import publish
+from streamtrain.commands.saving import checkpoint, restore
 from streamtrain.commands.verifying import verify
 from streamtrain.commands.versions import label, promote, rollback, versions
 from streamtrain.commands.watching import status
@@ -26,6 +27,7 @@ _COMMANDS = {
     "In one process": (learn,),
     "The whole service": (demo, up),
     "Of a cluster": (ps, worker, coordinator, serve, produce, status),
+    "Checkpoints": (checkpoint, restore),
     "Versions": (publish, versions, promote, rollback, label, export, verify),
 }
 

@@ -3,6 +3,7 @@
 import json
 import threading
 
+from streamtrain.cluster.checkpoints import Taken
 from streamtrain.cluster.coordinator_client import CoordinatorClient
 from streamtrain.cluster.membership import Cluster
 from streamtrain.cluster.verify_head import HeadFound
@@ -83,6 +84,28 @@ def verify(address: str, security: SecuritySettings, *, timeout: float) -> HeadF
         raise ShardError(f"{address} does not say what it has compared: it is of another release") from exc
     finally:
         channel.close()
+
+
+def take_checkpoint(address: str, security: SecuritySettings, *, full: bool, timeout: float) -> Taken:
+    """Has a coordinator take a checkpoint, and waits for it.
+
+    Args:
+        address: of the coordinator.
+        security: what the processes trust.
+        full: all rows, also where those that changed would do.
+        timeout: seconds that it may take.
+
+    Raises:
+        ShardUnavailable: the coordinator or a shard does not answer in time.
+        ShardRefused: there is no place for checkpoints.
+        ShardError: nothing has been learned yet.
+        CheckpointError: it cannot be written.
+    """
+    client = CoordinatorClient(address, Security.read(**security.arguments()))
+    try:
+        return client.checkpoint(full=full, timeout=timeout)
+    finally:
+        client.close()
 
 
 def _publication(address: str, text: str) -> Publication:

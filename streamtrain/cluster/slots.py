@@ -34,13 +34,22 @@ def next_slots(url: str | None, shards: Sequence[str]) -> SlotMap:
     """
     if url is None:
         return SlotMap(1, tuple(shards))
-    place = Directory(url)
-    before = _read(place) if place.exists(_FILE) else None
+    place, before = Directory(url), kept_slots(url)
     if before is not None and before.shards == tuple(shards):
         return before
     found = SlotMap(before.epoch + 1 if before else 1, tuple(shards))
     place.put(_FILE, json.dumps(found._asdict()).encode())
     return found
+
+
+def kept_slots(url: str) -> SlotMap | None:
+    """The map that is kept with checkpoints; None: there is none.
+
+    Raises:
+        CheckpointError: it cannot be read, or is damaged.
+    """
+    place = Directory(url)
+    return _read(place) if place.exists(_FILE) else None
 
 
 def _read(place: Directory) -> SlotMap:

@@ -243,6 +243,41 @@ class Epochs:
             self._delete(number)
         return spare
 
+    def check(self) -> dict[int, str]:
+        """What is wrong with complete epochs, or with what they build on, by number. All files are read.
+
+        Raises:
+            CheckpointError: a checkpoint is out of reach, or of another format.
+        """
+        checked: dict[int, str | None] = {}
+        found: dict[int, str] = {}
+        for number in self.numbers():
+            try:
+                self.open(number)._verify(None, checked)
+            except CheckpointCorrupt as exc:
+                found[number] = str(exc)
+        return found
+
+    def set_aside(self, newest: int, name: str) -> list[int]:
+        """Moves all epochs after one, complete or not, into a folder below the root, where they do not count.
+
+        Moved back, they are as they were. If it ends half way, as it may, it can be done again with the same name.
+
+        Args:
+            newest: the one that becomes the newest.
+            name: of the folder.
+
+        Returns:
+            The numbers of the epochs moved, ascending.
+
+        Raises:
+            CheckpointError: one cannot be moved.
+        """
+        later = [number for number in self._started() if number > newest]
+        for number in reversed(later):  # a delta goes before what it builds on
+            self._root.move(_name(number), self._root / name)
+        return later
+
     def _started(self) -> list[int]:
         """Epochs, complete or not, ascending."""
         found = [(name, _NAME.fullmatch(name)) for name in self._root.names()]

@@ -158,6 +158,22 @@ class Directory:
         with self.writing("", "delete"), suppress(FileNotFoundError):
             self._fs.rm(self._root, recursive=True)
 
+    def move(self, name: str, folder: "Directory") -> None:
+        """Moves a directory that is right in here into another place of the same filesystem, below the same name.
+
+        At once where that is local. Elsewhere it is copied and then deleted, so that it may be in both for a while.
+        """
+        with self.writing(name, "move"):
+            target = folder._path(name)
+            self._fs.makedirs(folder._root, exist_ok=True)
+            if self.local:
+                os.rename(self._path(name), target)
+                folder._sync(Path(target))
+                self._sync(Path(self._root, name))
+            else:
+                self._fs.copy(self._path(name) + "/", target + "/", recursive=True)
+                (self / name).delete_all()
+
     def _sync(self, file: Path) -> None:
         """Makes durable that a file has its name, and that the directories which lead to it have theirs."""
         for parent in file.parents:

@@ -1,6 +1,5 @@
 """`streamtrain status` as a user runs it."""
 
-import json
 import os
 import pty
 import signal
@@ -13,6 +12,7 @@ import pytest
 
 from streamtrain.cluster.coordinator_client import Beats
 from tests.cluster.coordinated import LOG, Coordinated, names, states
+from tests.cluster.here import refused, run, told
 
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith("STREAMTRAIN_") and name != "TF_CONFIG"
@@ -25,27 +25,6 @@ def cluster() -> Iterator[Coordinated]:
     with Coordinated() as one:
         one.learn()
         yield one
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "streamtrain", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=ENVIRONMENT)
-
-
-def told(*arguments: str) -> dict[str, Any]:
-    done = run("status", "--json", *arguments)
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    found: dict[str, Any] = json.loads(line)
-    return found
-
-
-def refused(*arguments: str) -> str:
-    done = run("status", *arguments)
-    assert done.returncode in (1, 2)
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    return line
 
 
 def addresses(cluster: Coordinated) -> tuple[str, ...]:
@@ -63,7 +42,7 @@ def about() -> dict[str, Any]:
 def test_what_the_coordinator_says(cluster: Coordinated) -> None:
     with Beats(cluster.client(), "worker", "first-worker", about):
         cluster.status(lambda found: names(found) and found["samples"])
-        found = told(*asking(cluster))
+        found = told("status", *asking(cluster))
         assert (found["samples"], found["lag"], states(found)) == (11, 1234, ["ready", "ready"])
         assert names(found) == ["first-worker"]
         shown = run("status", *asking(cluster)).stdout
@@ -72,7 +51,7 @@ def test_what_the_coordinator_says(cluster: Coordinated) -> None:
 
 
 def test_what_shards_say_is_of_the_same_form(cluster: Coordinated) -> None:
-    found, other = told(*addresses(cluster)), cluster.status(lambda found: found["samples"])
+    found, other = told("status", *addresses(cluster)), cluster.status(lambda found: found["samples"])
     assert set(found) == set(other)
     assert found["shards"] == other["shards"]
     assert (found["run"], found["samples"], found["lag"]) == (other["run"], 11, None)
@@ -85,27 +64,27 @@ def test_shards_are_asked_while_the_coordinator_is_away() -> None:
     with Coordinated() as cluster:
         cluster.learn({0: LOG[0]})
         cluster.stop()
-        assert "the coordinator does not answer: " in refused(*asking(cluster))
+        assert "the coordinator does not answer: " in refused("status", *asking(cluster))
         cluster.stop_shard(1)
         done = run("status", *asking(cluster), *addresses(cluster))
         assert done.returncode == 0
         assert "the coordinator does not answer: this is what shards know" in done.stdout
-        found = told(*asking(cluster), *addresses(cluster))
+        found = told("status", *asking(cluster), *addresses(cluster))
         assert states(found) == ["ready", "away"]
         assert found["samples"] == 8
         cluster.stop_shard(0)
-        assert "no shard answers, of " in refused(*addresses(cluster))
+        assert "no shard answers, of " in refused("status", *addresses(cluster))
 
 
 def test_a_token_is_needed() -> None:
     with Coordinated(security__token="secret") as cluster:
-        assert "token" in refused(*asking(cluster))
-        found = told(*asking(cluster), "--set", "security.token=secret")
+        assert "token" in refused("status", *asking(cluster))
+        found = told("status", *asking(cluster), "--set", "security.token=secret")
         assert len(found["shards"]) == 2
 
 
 def test_nothing_is_set() -> None:
-    assert refused() == "streamtrain: neither coordinator.address nor ps.addresses is set: give --ps host:port,…"
+    assert refused("status", code=2) == "neither coordinator.address nor ps.addresses is set: give --ps host:port,…"
 
 
 class Terminal:
