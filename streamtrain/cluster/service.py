@@ -95,10 +95,7 @@ def check(settings: Settings, given: Mapping[str, str]) -> None:
     """
     if settings.stream.topic is None:
         raise ConfigError("stream.topic is not set: name it there, or with --topic")
-    for address, whose in [
-        (settings.serve.listen, "serve.listen"),
-        *((one, "ps.addresses") for one in _local(settings)),
-    ]:
+    for address, whose in _addresses(settings):
         place = parse_address(address, whose, any_port=True)
         if place.port:
             check_free(place.host, place.port, whose)
@@ -120,8 +117,19 @@ def check(settings: Settings, given: Mapping[str, str]) -> None:
             server.close()
 
 
-def _local(settings: Settings) -> list[str]:
-    return [one for one in settings.ps.addresses if parse_address(one, "ps.addresses").port]
+def _addresses(settings: Settings) -> list[tuple[str, str]]:
+    """Where the processes are going to listen, and which setting says so."""
+    listening = {
+        "serve.listen": settings.serve.listen,
+        "serve.metrics": settings.serve.metrics,
+        "coordinator.metrics": settings.coordinator.metrics,
+    }
+    if settings.coordinator.listen:
+        listening["coordinator.listen"] = settings.coordinator.listen
+    else:
+        listening["coordinator.address"] = settings.coordinator.address
+    shards = [(address, "ps.addresses") for address in settings.ps.addresses]
+    return [(address, whose) for whose, address in listening.items() if address] + shards
 
 
 def _check_memory(settings: Settings, given: Mapping[str, str]) -> None:
