@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from streamtrain.demo.endpoint import Endpoint, EndpointAway
+from streamtrain.errors import SourceUnavailable
 from streamtrain.stream.redis_streams import RedisStream
 from tests.cluster.ports import free_ports
 from tests.ps.raw import until
@@ -55,13 +56,18 @@ def left(folder: Path) -> list[str]:
     """Commands of processes that were started for a folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            said = (process / "cmdline").read_bytes()
-        except OSError:  # it has ended meanwhile
-            continue
-        if str(folder).encode() in said:
-            found.append(said.replace(b"\0", b" ").decode())
+        said = " ".join(_command(process.name))
+        if str(folder) in said:
+            found.append(said)
     return found
+
+
+def _command(pid: str) -> list[str]:
+    """Words of a process's command; none if it has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
 
 
 class Service:
@@ -84,8 +90,8 @@ class Service:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line)
+        with self._process.stdout as lines:
+            self.lines.extend(lines)
 
     def until_ready(self) -> None:
         until(self._endpoint.is_ready, LONG)
@@ -117,7 +123,7 @@ class Service:
         """The process of `up` that has these words in its command."""
         for children in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
             for child in children.read_text().split():
-                said = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+                said = _command(child)
                 if all(word in said for word in words):
                     return int(child)
         return None
@@ -158,7 +164,15 @@ def samples(start: int, count: int) -> list[bytes]:
 
 
 def write(stream: RedisStream, start: int, count: int) -> int:
-    """Writes samples; the end of them."""
+    """Writes samples once the stream answers; the end of them."""
+
+    def is_there() -> bool:
+        try:
+            return bool(stream.bounds())
+        except SourceUnavailable:
+            return False
+
+    until(is_there, LONG)
     writer = stream.writer()
     try:
         for one in samples(start, count):
