@@ -13,8 +13,9 @@ from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps.clock import Clock, Stand
 from streamtrain.ps.shard import Initial, Run, Shard
+from streamtrain.store.chain import Chain
 from streamtrain.store.checkpoint import commit, write_part
-from streamtrain.store.epochs import Chain, open_chain
+from streamtrain.store.epochs import open_chain
 from streamtrain.store.replacement import replacing
 from streamtrain.store.rows import RowPart, TablePart, Tombstones
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
+from streamtrain.store.chain import Chain
 from streamtrain.store.checkpoint import commit, write_part
-from streamtrain.store.epochs import Chain, Epochs
+from streamtrain.store.epochs import Epochs
 from streamtrain.store.files import Directory
 from streamtrain.store.rows import RowPart
 from tests.checkpoints import apply, content_of, delete, files_of, keys, set_content, table

@@ -12,8 +12,9 @@ from streamtrain.errors import CheckpointError
 from streamtrain.learned import about_shard, arrays_of, check_count, part_of, restore_shard, sources_of, tables_of
 from streamtrain.ps.node import NO_EPOCH
 from streamtrain.ps.shard import Shard
+from streamtrain.store.chain import Chain
 from streamtrain.store.checkpoint import write_part
-from streamtrain.store.epochs import Chain, Epochs
+from streamtrain.store.epochs import Epochs
 from streamtrain.store.rows import RowPart
 
 logger = logging.getLogger(__name__)

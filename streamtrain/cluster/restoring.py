@@ -12,8 +12,9 @@ from streamtrain.learned import check_count
 from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
 from streamtrain.ps.security import Security, connect, metadata
 from streamtrain.settings import Settings
+from streamtrain.store.chain import Chain
 from streamtrain.store.checkpoint import CheckpointReader
-from streamtrain.store.epochs import Chain, Epochs
+from streamtrain.store.epochs import Epochs
 
 _SECONDS = 5.0  # within which a shard that runs answers
 

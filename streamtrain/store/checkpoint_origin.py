@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, OriginUnavailable, PublicationCorrupt
-from streamtrain.store.epochs import Chain, Epochs, epoch_of, open_chain
+from streamtrain.store.chain import Chain
+from streamtrain.store.epochs import Epochs, epoch_of, open_chain
 from streamtrain.store.files import Directory
 from streamtrain.store.manifest import MANIFEST
 from streamtrain.store.origin import Floats, Publication, RowChange, Step, Weights
