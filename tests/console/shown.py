@@ -72,7 +72,8 @@ def registry_of(model: stm.Model, origin: MemoryOrigin) -> Registry:
             origin.keep(label)
     registry = Registry(model, origin)
     registry.promote(HEAD)
-    registry.refresh_labels()
+    for version in registry.refresh_labels().values():
+        registry.keep(version)
     return registry
 
 
