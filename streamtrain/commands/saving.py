@@ -51,7 +51,7 @@ def checkpoint(
 
 def restore(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
     epoch: Annotated[
-        str | None, typer.Argument(metavar="[EPOCH|newest]", help="An epoch's number, or the newest good one.")
+        str | None, typer.Argument(metavar="EPOCH|newest", help="An epoch's number, or the newest good one.")
     ] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="Show the epochs that are there instead; reads all their files.")
