@@ -1,7 +1,7 @@
 """What the coordinator tells Prometheus, as of a scrape."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -20,10 +20,10 @@ class CoordinatorMetrics(Collector):
 
     Args:
         coordinator: whose.
-        counters: what happened in its process, by name.
+        counters: gives what happened in its process, by name.
     """
 
-    def __init__(self, coordinator: Coordinator, counters: Mapping[str, int]) -> None:
+    def __init__(self, coordinator: Coordinator, counters: Callable[[], Mapping[str, int]]) -> None:
         self._coordinator, self._counters = coordinator, counters
 
     def describe(self) -> Iterator[Metric]:
@@ -39,7 +39,7 @@ class CoordinatorMetrics(Collector):
         yield of.SHARDS.family({(state,): states[state] for state in _STATES})
         yield of.SLOT_EPOCH.family({(): self._coordinator.slots.epoch})
         yield of_shard.HELD.family({(): bool(publications.held)} if publications else None)
-        counters = dict(self._counters)
+        counters = dict(self._counters())
         for definition in _LED:
             names = {name: labels for name, (of_name, labels) in COUNTERS.items() if of_name is definition}
             yield definition.family({labels: counters.pop(name, 0) for name, labels in names.items()})

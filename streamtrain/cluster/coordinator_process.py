@@ -59,7 +59,7 @@ class CoordinatorProcess:
 
     def _serve_metrics(self, address: str) -> Endpoint:
         registry = process_registry()
-        registry.register(CoordinatorMetrics(self.coordinator, self.server.counters))
+        registry.register(CoordinatorMetrics(self.coordinator, lambda: self.server.counters))
         return serve(address, registry)
 
     def _count(self, name: str) -> None:

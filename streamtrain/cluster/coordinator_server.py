@@ -1,6 +1,7 @@
 """Coordinator's server: schemas/coordinator.proto, and the calls of shard 0 that it answers in its place."""
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -30,13 +31,12 @@ class CoordinatorServer:
         coordinator: what is served.
         interceptors: of gRPC, such as one that authenticates.
 
-    Attributes:
-        counters: what happened, by name.
     """
 
     def __init__(self, coordinator: Coordinator, interceptors: tuple[grpc.ServerInterceptor, ...] = ()) -> None:
         self._coordinator = coordinator
-        self.counters: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter()
+        self._lock = threading.Lock()
         options = server_options(_MESSAGE_BYTES)
         pool = futures.ThreadPoolExecutor(_THREADS, "coordinator")
         self.grpc = grpc.server(pool, interceptors=interceptors, options=options)
@@ -69,8 +69,15 @@ class CoordinatorServer:
         self.grpc.stop(grace).wait()
 
     def count(self, name: str) -> None:
-        """Counts what happened."""
-        self.counters[name] += 1
+        """Counts what happened. Thread-safe."""
+        with self._lock:
+            self._counters[name] += 1
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What happened until now, by name."""
+        with self._lock:
+            return Counter(self._counters)
 
     def _asked(self, kind: Any, answer: Callable[[Any], Any]) -> grpc.RpcMethodHandler:
         def handle(requests: Iterator[bytes], context: Any) -> Any:
