@@ -1,5 +1,6 @@
 """The whole service on one machine: what its settings leave open, and the programs that make it up."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ _SERVERS, _SERVING, _SHARDS, _COORDINATOR, _WORKERS = range(5)
 
 _MEGABYTES = {"tensorflow": 600, "ps": 150, "kafka": 600, "valkey": 100}
 """What a process needs at least, beside rows."""
+
+_KAFKA = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 1000}
+"""Of an embedded broker: who takes the place of a worker that was killed waits for so long, not for Kafka's 45 s."""
 
 KAFKA, VALKEY = "kafka", "valkey"
 
@@ -34,6 +38,8 @@ def completed(settings: Settings, *, kafka: bool) -> dict[str, str]:
     valkey = f"redis://127.0.0.1:{free_port(6379)}/0"
     if "url" not in settings.stream.model_fields_set:
         given["stream.url"] = f"kafka://127.0.0.1:{free_port(9092)}" if kafka else valkey
+        if kafka and "kafka" not in settings.stream.model_fields_set:
+            given["stream.kafka"] = json.dumps(_KAFKA)
     if "create" not in settings.stream.model_fields_set:
         given["stream.create"] = str(2 * settings.up.workers)
     if settings.publish.url is None:
@@ -96,7 +102,7 @@ def check(settings: Settings, given: Mapping[str, str]) -> None:
     if settings.stream.topic is None:
         raise ConfigError("stream.topic is not set: name it there, or with --topic")
     for address, whose in _addresses(settings):
-        place = parse_address(address, whose, any_port=True)
+        place = parse_address(address, whose, any_port=whose.endswith(".metrics"))
         if place.port:
             check_free(place.host, place.port, whose)
     _check_memory(settings, given)

@@ -2,8 +2,6 @@
 
 import os
 import threading
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Annotated
 
@@ -63,16 +61,14 @@ def _options(config: Path | None, setting: list[str] | None) -> list[str]:
 
 
 def _tell_when_ready(listen: str, log: "Log", stopped: threading.Event) -> None:
-    url = f"http://{listen}"
+    from streamtrain.demo.endpoint import Endpoint
+
+    url, endpoint = f"http://{listen}", Endpoint(listen, "model")
     while not stopped.wait(_ASK_SECONDS):
-        try:
-            with urllib.request.urlopen(f"{url}/healthz/ready", timeout=5):
-                log.write("up", f"predictions are served at {url}; {url}/docs has the page of the API")
-                return
-        except urllib.error.HTTPError as exc:
-            exc.close()  # 503: nothing has been published yet
-        except OSError:
-            continue  # nobody listens yet
+        if endpoint.is_ready():
+            log.write("up", f"predictions are served at {url}; its console: {url}/; its API: {url}/docs")
+            break
+    endpoint.close()
 
 
 class Log:

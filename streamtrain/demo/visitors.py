@@ -26,14 +26,13 @@ class Seen:
         predictions: how many were answered.
         failures: how many were not.
         last: headers of the last answer, in small letters.
-        never: flights that were followed, and not learned in two minutes.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._answers: deque[float] = deque(maxlen=_LATEST)
         self._learned: list[float] = []
-        self.predictions = self.failures = self.never = 0
+        self.predictions = self.failures = 0
         self.last: Mapping[str, str] = {}
 
     def answered(self, ms: float, headers: Mapping[str, str]) -> None:
@@ -48,13 +47,16 @@ class Seen:
         with self._lock:
             self.failures += 1
 
-    def learned(self, ms: float | None) -> None:
-        """A flight that was followed had been learned after so long; None: it was not."""
+    def learned(self, ms: float) -> None:
+        """A flight that was followed had been learned after so long."""
         with self._lock:
-            if ms is None:
-                self.never += 1
-            else:
-                self._learned.append(ms)
+            self._learned.append(ms)
+
+    def waited(self, ms: float) -> None:
+        """One has not been learned yet after so long: that counts if it is among the longest."""
+        longest = self.learned_ms(0.99)
+        if longest is None or ms > longest:
+            self.learned(ms)
 
     def answer_ms(self, share: float) -> float | None:
         """Milliseconds of the latest predictions: that at a share of them, 0 to 1."""
@@ -138,5 +140,5 @@ class Follower:
                 self._seen.learned(1000 * (time.monotonic() - began))
                 return
             if stopped.wait(0.0 if status == 412 else 0.2):
-                return
-        self._seen.learned(None)
+                break
+        self._seen.waited(1000 * (time.monotonic() - began))
