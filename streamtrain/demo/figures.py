@@ -10,6 +10,8 @@ from streamtrain.demo.traffic import FLIGHTS, Traffic
 from streamtrain.demo.visitors import Seen
 
 LABEL = "label"
+NOTHING: dict[str, object] = dict.fromkeys(("samples", "samples_per_s", "auc", "freshness_ms_p99", "version"))
+"""Figures of a demo that was stopped before it began."""
 
 
 class Figures:

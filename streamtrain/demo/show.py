@@ -16,7 +16,7 @@ from streamtrain.cluster.coordinator_client import CoordinatorClient
 from streamtrain.cluster.streams import open_stream, open_writer
 from streamtrain.cluster.versions import published_model
 from streamtrain.demo.endpoint import Endpoint
-from streamtrain.demo.figures import Figures
+from streamtrain.demo.figures import NOTHING, Figures
 from streamtrain.demo.stream import flights
 from streamtrain.demo.tour import tour
 from streamtrain.demo.traffic import Traffic, blocks, instance
@@ -79,7 +79,10 @@ class Show:
         """
         with ExitStack() as stack:
             stack.callback(self._coordinator.close)
-            traffic = Traffic(self._open(stack))
+            writer = self._open(stack)
+            if writer is None:
+                return NOTHING
+            traffic = Traffic(writer)
             figures = Figures(traffic, self._seen)
             with self._console.status("workers begin"):
                 self._until(self._is_shared_out, "workers")
@@ -106,8 +109,8 @@ class Show:
             self._ended.set()
             return figures.as_json(touring.result())
 
-    def _open(self, stack: ExitStack) -> Writer:
-        """A writer to the topic, once the stream answers."""
+    def _open(self, stack: ExitStack) -> Writer | None:
+        """A writer to the topic, once the stream answers; None: it was stopped before."""
         opened: list[Writer] = []
 
         def is_open() -> bool:
@@ -119,9 +122,7 @@ class Show:
 
         with self._console.status("the stream begins"):
             self._until(is_open, "the stream")
-        if not opened:
-            raise DemoFailed("stopped before the stream had begun")
-        return opened[0]
+        return opened[0] if opened else None
 
     def _until(self, is_so: Callable[[], bool], what: str) -> None:
         """Returns once something is so, or all is stopped."""
