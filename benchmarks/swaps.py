@@ -103,7 +103,7 @@ class Admin:
             loaded = [one["version"] for one in self._ask("GET", "")[1]["model_version_status"]]
             kind = "promote, resident" if str({"head": 0}.get(str(version), version)) in loaded else "promote, loaded"
             status, said, seconds = self._ask("POST", ":promote", {"version": version})
-        if status not in (200, 404):
+        if status not in (200, 409):
             raise SystemExit(f"a swap was refused with {status}: {said}")
         return kind, seconds
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
@@ -61,8 +62,9 @@ class ServingMetrics(Collector):
         self._watchdog = watchdog
         self._follower = follower
         self._now = now
-        self._requests = of.REQUESTS.counter(self.registry)
-        self._latency = of.LATENCY.histogram(self.registry, of.SECONDS)
+        # To find the one of some labels takes longer than to count, so they are found once.
+        self._requests = cache(of.REQUESTS.counter(self.registry).labels)
+        self._latency = cache(partial(of.LATENCY.histogram(self.registry, of.SECONDS).labels, registry.model.name))
         self._batch = of.BATCH.histogram(self.registry, of.INSTANCES)
         self._ids: dict[tuple[object, ...], float] = {}
         self._lookups: dict[tuple[object, ...], float] = {}
@@ -71,11 +73,11 @@ class ServingMetrics(Collector):
 
     def answered(self, protocol: str, code: int) -> None:
         """A request for predictions was answered."""
-        self._requests.labels(protocol, str(code)).inc()
+        self._requests(protocol, code).inc()
 
     def predicted(self, version: str, seconds: float) -> None:
         """A request was predicted, and took so long."""
-        self._latency.labels(self._publications.model.name, version).observe(seconds)
+        self._latency(version).observe(seconds)
 
     def describe(self) -> Iterator[Metric]:
         """Without values: what a registry knows it by."""
