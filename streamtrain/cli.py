@@ -2,9 +2,11 @@
 
 import logging
 import sys
+from collections.abc import Callable
 
 import typer
 
+from streamtrain.commands.benching import bench
 from streamtrain.commands.demonstrating import demo
 from streamtrain.commands.exporting import export
 from streamtrain.commands.learning import learn
@@ -23,8 +25,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 EXIT_CONFIG = 2
 EXIT_FAILED = 1
 
-_COMMANDS = {
-    "In one process": (learn,),
+_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "In one process": (learn, bench),
     "The whole service": (demo, up),
     "Of a cluster": (ps, worker, coordinator, serve, produce, status),
     "Checkpoints": (checkpoint, restore),

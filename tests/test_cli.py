@@ -55,6 +55,20 @@ def test_learn_saves_and_goes_on(tmp_path: Path, model: str) -> None:
     assert json.loads(more.stdout.splitlines()[-1])["samples"] == 100
 
 
+def test_bench_tells_what_a_sample_costs(tmp_path: Path, model: str) -> None:
+    stream = tmp_path / "samples.jsonl"
+    stream.write_bytes(samples(200) + b"not json\n")
+    options = ("--model", model, "--batch-size", "64", "--rounds", "2")
+    done = run("bench", str(stream), *options, "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["samples"], figures["bad"], figures["rows"]) == (201, 1, {"user": 7})
+    assert set(figures["us_per_sample"]) == {"decode", "predict", "learn"}
+    assert all(value > 0 for value in figures["us_per_sample"].values())
+    assert b"refused" in run("bench", str(stream), *options).stdout
+    assert b"has no samples" in run("bench", "-", *options).stderr
+
+
 def test_too_many_bad_samples_stop_it(model: str) -> None:
     done = run("learn", "-", "--model", model, stdin=samples(80) + b"{}\n" * 20)
     assert done.returncode == 1
