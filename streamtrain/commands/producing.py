@@ -1,5 +1,7 @@
 """The command that writes samples to a stream: `produce`."""
 
+import os
+import sys
 from contextlib import closing
 from typing import Annotated
 
@@ -65,4 +67,5 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
         done = write(blocks, writer, pace=pace, stop=stop, on_progress=on_progress)
     print_json(done.as_dict())
     if stop.signal is not None:
-        raise typer.Exit(128 + stop.signal)
+        sys.stderr.flush()
+        os._exit(128 + stop.signal)  # a thread of Arrow may still read, and aborts an interpreter that ends under it
