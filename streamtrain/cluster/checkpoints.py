@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ShardError, StreamtrainError
 from streamtrain.ps import wire
@@ -39,6 +39,18 @@ class Taken:
     aligned: bool
     pause_ms: float
     seconds: float
+
+
+class Saved(NamedTuple):
+    """A checkpoint that is there, whoever has taken it.
+
+    Attributes:
+        epoch: its number.
+        at: when it was complete, seconds since the epoch; None: it does not say.
+    """
+
+    epoch: int
+    at: float | None
 
 
 class Checkpointer:
@@ -94,12 +106,24 @@ class Checkpointer:
             parts: list[Part] = [json.loads(part) for part in of_all(lambda control: control.write(epoch))]
         aligned = all(cut.clock == cuts[0].clock for cut in cuts)
         kind: Kind = "full" if base is None else "delta"
-        about = {**_about(statuses[0]), "aligned": aligned}
+        about = {**_about(statuses[0]), "aligned": aligned, "time": time.time()}
         commit(self._epochs.directory(epoch), about, parts, kind=kind, base=base)
         self._saved = [cut.clock for cut in cuts]
         self._epochs.retain(self._keep)
         pause = max(cut.pause_ms for cut in cuts)
         return Taken(epoch, kind, aligned, pause, time.monotonic() - began)
+
+    def newest(self) -> Saved | None:
+        """The newest checkpoint there; None: there is none.
+
+        Raises:
+            CheckpointError: it is out of reach, or damaged.
+        """
+        newest = max(self._epochs.numbers(), default=None)
+        if newest is None:
+            return None
+        at = self._epochs.open(newest).about.get("time")
+        return Saved(newest, at if isinstance(at, int | float) else None)
 
     def changed(self) -> bool:
         """Whether anything has been learned since the last checkpoint; the first one is always due.
@@ -156,7 +180,7 @@ class Schedule:
     Attributes:
         taken: how many there are.
         failed: how many could not be taken; why is logged.
-        last: the one that was taken last, and when, seconds since the epoch.
+        last: the one that was taken last, here or before; None: it is not known.
     """
 
     def __init__(self, checkpointer: Checkpointer, every: float, *, at_end: bool = False) -> None:
@@ -168,7 +192,7 @@ class Schedule:
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self.taken = 0
         self.failed = 0
-        self.last: tuple[Taken, float] | None = None
+        self.last: Saved | None = None
 
     def start(self) -> None:
         """Begins."""
@@ -186,15 +210,26 @@ class Schedule:
         with self._lock:
             taken = self._checkpointer.take(full=full)
             self.taken += 1
-            self.last = taken, time.time()
+            self.last = Saved(taken.epoch, time.time())
             logger.info("checkpoint %s", taken)
             return taken
 
     def _run(self) -> None:
+        self._find()
         due = time.monotonic() + self._every
         while not self._stop.wait(max(due - time.monotonic(), 0)):
             due = time.monotonic() + self._every
             self._attempt()
+
+    def _find(self) -> None:
+        """The checkpoint that was taken before this process began."""
+        with self._lock:
+            try:
+                self.last = self.last or self._checkpointer.newest()
+            except StreamtrainError as exc:
+                logger.warning("the newest checkpoint is not known: %s", exc)
+            except Exception:  # as of an attempt
+                logger.exception("the newest checkpoint is not known")
 
     def _attempt(self) -> None:
         try:

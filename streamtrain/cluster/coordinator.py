@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from streamtrain._core import shards_of
+from streamtrain.cluster.lag import Lag
 from streamtrain.cluster.lead import Lead
 from streamtrain.cluster.looks import as_json, look_at, samples_of, watermark_of
 from streamtrain.cluster.members import Member, Members
@@ -35,13 +36,20 @@ class Coordinator:
         controls: of all shards, in order; their timeouts are how long a look may take.
         slots: which shard has which keys.
         lead: what it does for all shards.
+        lag: how far the shards are behind the stream; None: the workers' own lags are all that is known.
         now: seconds since the epoch.
     """
 
     def __init__(
-        self, controls: Sequence[Control], slots: SlotMap, lead: Lead, now: Callable[[], float] = time.time
+        self,
+        controls: Sequence[Control],
+        slots: SlotMap,
+        lead: Lead,
+        lag: Lag | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.slots, self.lead = slots, lead
+        self._stream_lag = lag
         self.members = Members(self._left)
         self._controls, self._now = controls, now
         self._looks: list[Any] = [None] * len(controls)  # what shards said last; None: they are away
@@ -58,11 +66,15 @@ class Coordinator:
     def start(self) -> None:
         """Begins."""
         self.lead.start()
+        if self._stream_lag:
+            self._stream_lag.start()
         self._thread.start()
 
     def stop(self) -> None:
         """Ends, with a last checkpoint if the shards answer still."""
         self._stop.set()
+        if self._stream_lag:
+            self._stream_lag.stop()
         self._thread.join()
         self.lead.stop()
         self._pool.shutdown()
@@ -93,20 +105,25 @@ class Coordinator:
             "samples": samples_of(ready),
             "samples_per_s": self._rate(),
             "watermark": watermark_of(ready) or None,
-            "lag": _lag(workers),
+            "lag": self.lag(),
             "shards": self.shards(),
             "workers": [_worker(one) for one in workers],
             "servers": [one.about | {"name": one.name, "seen": one.seen} for one in servers],
             "dead_letters": dict(letters),
-            "checkpoint": None
-            if checkpoints is None or checkpoints.last is None
-            else {"epoch": checkpoints.last[0].epoch, "at": checkpoints.last[1]},
+            "checkpoint": None if checkpoints is None or checkpoints.last is None else checkpoints.last._asdict(),
             "publication": None
             if published is None
             else {"number": published.number, "published": published.published, "watermark": published.watermark},
             "held": publications.held if publications else "",
             "history": points,
         }
+
+    def lag(self) -> int | None:
+        """Messages that are not learned yet; where the stream does not tell, of those that workers have."""
+        with self._lock:
+            ready = [look for look in self._looks if look is not None and look.ready]
+        behind = self._stream_lag.behind(ready) if self._stream_lag else None
+        return _lag(self.members.of(WORKER)) if behind is None else behind
 
     def shards(self) -> list[dict[str, Any]]:
         """The shards, as plain values."""
@@ -158,7 +175,7 @@ class Coordinator:
 
     def _add_point(self, ready: Sequence[Any]) -> None:
         figures, rate = self.lead.reports.figures(), self._rate()
-        lag = _lag(self.members.of(WORKER))
+        lag = self.lag()
         watermark = watermark_of(ready)
         point = {
             "time": self._now(),

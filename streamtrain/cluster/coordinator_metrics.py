@@ -28,7 +28,7 @@ class CoordinatorMetrics(Collector):
 
     def describe(self) -> Iterator[Metric]:
         """Without values: what a registry knows it by."""
-        for definition in (of.MEMBERS, of.SHARDS, of.SLOT_EPOCH, of.EVENTS, of_shard.HELD, *_LED):
+        for definition in (of.MEMBERS, of.SHARDS, of.SLOT_EPOCH, of.LAG, of.EVENTS, of_shard.HELD, *_LED):
             yield definition.family()
 
     def collect(self) -> Iterator[Metric]:
@@ -38,6 +38,8 @@ class CoordinatorMetrics(Collector):
         yield of.MEMBERS.family({(kind,): len(members.of(kind)) for kind in (WORKER, SERVER)})
         yield of.SHARDS.family({(state,): states[state] for state in _STATES})
         yield of.SLOT_EPOCH.family({(): self._coordinator.slots.epoch})
+        lag = self._coordinator.lag()
+        yield of.LAG.family(None if lag is None else {(): lag})
         yield of_shard.HELD.family({(): bool(publications.held)} if publications else None)
         counters = dict(self._counters())
         for definition in _LED:

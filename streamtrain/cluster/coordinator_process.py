@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from streamtrain.cluster.coordinator import Coordinator
 from streamtrain.cluster.coordinator_metrics import CoordinatorMetrics
 from streamtrain.cluster.coordinator_server import CoordinatorServer
+from streamtrain.cluster.lag import Lag
 from streamtrain.cluster.lead import Lead, redis_of
 from streamtrain.cluster.slots import next_slots
+from streamtrain.cluster.streams import open_stream
 from streamtrain.errors import ConfigError
 from streamtrain.metrics.endpoint import Endpoint, process_registry, serve
 from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
@@ -50,7 +52,8 @@ class CoordinatorProcess:
         self._redis = redis_of(settings.publish)
         lead = Lead(controls(settings.ps.timeout), settings, self._count, self._redis, at_end=True)
         slots = next_slots(settings.checkpoint.url, addresses)
-        self.coordinator = Coordinator(controls(_LOOK_SECONDS), slots, lead)
+        lag = Lag(open_stream(settings.stream).bounds) if settings.stream.topic else None
+        self.coordinator = Coordinator(controls(_LOOK_SECONDS), slots, lead, lag)
         guards = (authenticate(security.token, lambda: self._count("refused_token")),) if security.token else ()
         self.server = CoordinatorServer(self.coordinator, guards)
         self.address = settings.coordinator.listen or settings.coordinator.address

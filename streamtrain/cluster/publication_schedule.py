@@ -29,7 +29,7 @@ class PublicationSchedule:
         published: how many there are.
         failed: how many could not be; why is logged, once in a row.
         held: why the last one was held back, which is logged as it begins; "": it was not.
-        last: the publication that was published last, here.
+        last: the publication that was published last, here or before; None: it is not known.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class PublicationSchedule:
             self._lock.release()
 
     def _run(self) -> None:
+        self._find()
         due = time.monotonic() + self._every
         while not self._stop.wait(max(due - time.monotonic(), 0)):
             due = time.monotonic() + self._every
@@ -109,6 +110,14 @@ class PublicationSchedule:
             except Exception:  # whatever it is: to go on training without ever publishing again would be worse
                 self._fail()
                 logger.exception("not published")
+
+    def _find(self) -> None:
+        """The publication that was published before this process began."""
+        try:
+            with self._lock, suppress(StreamtrainError):  # which the first publication meets, and logs
+                self.last = self.last or self._publications.head()
+        except Exception:  # as of a publication
+            logger.exception("the last publication is not known")
 
     def _publish(self, *, force: bool = False) -> Publication | None:
         try:

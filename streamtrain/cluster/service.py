@@ -1,8 +1,10 @@
 """The whole service on one machine: what its settings leave open, and the programs that make it up."""
 
 import json
+import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from streamtrain.address import check_free, free_port, parse_address
@@ -54,7 +56,11 @@ def completed(settings: Settings, *, kafka: bool) -> dict[str, str]:
 
 
 def programs(
-    settings: Settings, given: Mapping[str, str], options: Sequence[str], environment: Mapping[str, str]
+    settings: Settings,
+    given: Mapping[str, str],
+    options: Sequence[str],
+    environment: Mapping[str, str],
+    sockets: Sequence[socket.socket],
 ) -> list[Program]:
     """All processes of the service.
 
@@ -63,6 +69,8 @@ def programs(
         given: what was completed; processes find it in their environment.
         options: of every command: where the settings are.
         environment: of this process.
+        sockets: at which predictions are asked for. They belong to whoever keeps the programs running, so that
+            connections wait, and are not refused, while a program is away.
     """
     inherited = dict(environment) | {f"STREAMTRAIN_{key.upper().replace('.', '__')}": of for key, of in given.items()}
     inherited["PYTHONUNBUFFERED"] = "1"
@@ -74,7 +82,7 @@ def programs(
     for server, port in _embedded(given).items():
         data = str(Path(settings.up.data, server).resolve())
         found.append(program(server, _SERVERS, f"streamtrain.embedded.{server}", "--port", str(port), "--data", data))
-    found.append(program("serve", _SERVING, "streamtrain", "serve", *options))
+    found += _serving(program("serve", _SERVING, "streamtrain", "serve", *options), settings.serve.processes, sockets)
     for index in range(len(settings.ps.addresses)):
         found.append(program(f"ps{index}", _SHARDS, "streamtrain", "ps", "--index", str(index), *options))
     found.append(program("coordinator", _COORDINATOR, "streamtrain", "coordinator", *options))
@@ -83,6 +91,19 @@ def programs(
         command = ("streamtrain", "worker", *count, *options)
         found.append(program(f"worker{index}", _WORKERS, *command, drain=settings.worker.drain + 15))
     return found
+
+
+def _serving(one: Program, count: int, sockets: Sequence[socket.socket]) -> list[Program]:
+    """The programs that serve, which stand side by side."""
+    fds = tuple(each.fileno() for each in sockets)
+    inherited = [word for fd in fds for word in ("--fd", str(fd))]
+
+    def at(index: int) -> Program:
+        name = one.name if count == 1 else f"{one.name}{index}"
+        command = [*one.command, *inherited, "--index", str(index)]
+        return replace(one, name=name, command=command, again=("--again",), fds=fds)
+
+    return [at(index) for index in range(count)]
 
 
 def _embedded(given: Mapping[str, str]) -> dict[str, int]:
@@ -139,7 +160,7 @@ def _addresses(settings: Settings) -> list[tuple[str, str]]:
 
 
 def _check_memory(settings: Settings, given: Mapping[str, str]) -> None:
-    counts = {"tensorflow": settings.up.workers + 1, "ps": len(settings.ps.addresses)}
+    counts = {"tensorflow": settings.up.workers + settings.serve.processes, "ps": len(settings.ps.addresses)}
     counts |= dict.fromkeys(_embedded(given), 1)
     needed = sum(_MEGABYTES[kind] * count for kind, count in counts.items())
     free = _free_megabytes()

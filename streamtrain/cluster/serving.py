@@ -15,6 +15,7 @@ from streamtrain.address import parse_address
 from streamtrain.cluster.coordinator import SERVER
 from streamtrain.cluster.coordinator_client import Beats, CoordinatorClient
 from streamtrain.cluster.siblings import Siblings
+from streamtrain.cluster.sockets import listening
 from streamtrain.cluster.versions import VersionControl
 from streamtrain.errors import ConfigError
 from streamtrain.metrics import endpoint
@@ -38,11 +39,25 @@ logger = logging.getLogger(__name__)
 
 _LOOKUP_SECONDS = 1.0  # a request waits no longer for rows that are not cached
 
-_BACKLOG = 2048
 _PATIENCE = 10.0  # seconds that processes that begin together wait for something to serve
 
 
-def serve_model(load: Callable[[], Model], settings: Settings) -> None:
+@dataclass(frozen=True)
+class Place:
+    """A place among processes that whoever has started them keeps running.
+
+    Attributes:
+        sockets: that all of them take connections from.
+        index: of this one.
+        is_again: whether it takes the place of one that has ended; then it takes requests when it can answer them.
+    """
+
+    sockets: Sequence[socket.socket]
+    index: int = 0
+    is_again: bool = False
+
+
+def serve_model(load: Callable[[], Model], settings: Settings, place: Place | None = None) -> None:
     """Serves a model from where it is published, until the process is told to end.
 
     From `publish.url`; without it, or while it is away at first, from the newest checkpoint at `checkpoint.url`, whose
@@ -51,6 +66,8 @@ def serve_model(load: Callable[[], Model], settings: Settings) -> None:
     Args:
         load: loads the model, in each process; pickled if there are several.
         settings: all.
+        place: where this process stands, if others see to the rest; None: it binds `serve.listen`, and starts
+            `serve.processes`.
 
     Raises:
         ConfigError: neither is set, rows are to be cached but `publish.url` is not set, or it cannot be served at
@@ -60,12 +77,15 @@ def serve_model(load: Callable[[], Model], settings: Settings) -> None:
     chosen = settings.serve
     if not (settings.publish.url or settings.checkpoint.url):
         raise ConfigError("there is nothing to serve from: set publish.url, or checkpoint.url")
+    if chosen.processes > 1:
+        _check_several(settings)
+    if place is not None:
+        _Process(load, settings, place.sockets)(place.index, place.is_again, lambda: None)
+        return
     if chosen.processes == 1:
         _Process(load, settings)(0, False, lambda: None)
         return
-    _check_several(settings)
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(one) for one in _listening(chosen.listen)]
+    with listening(chosen.listen) as sockets:
         at = ", ".join("{}:{}".format(*one.getsockname()[:2]) for one in sockets)
         logger.info("%d processes serve at %s", chosen.processes, at)
         Siblings(_Process(load, settings, sockets), chosen.processes).run()
@@ -79,23 +99,6 @@ def _check_several(settings: Settings) -> None:
         )
     if chosen.metrics and parse_address(chosen.metrics, "serve.metrics", any_port=True).port + chosen.processes > 65536:
         raise ConfigError("serve.metrics must leave a port for each of serve.processes")
-
-
-def _listening(address: str) -> list[socket.socket]:
-    """Sockets that all processes take connections from: one that dies leaves those that wait to the others."""
-    place = parse_address(address, "serve.listen", any_port=True)
-    if place.path:
-        raise ConfigError(f'predictions are served over TCP only: give "host:port", not {address!r}')
-    sockets: list[socket.socket] = []
-    try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, where in found if place.port else found[:1]:
-            sockets.append(socket.create_server(where[:2], family=family, backlog=_BACKLOG))
-    except (OSError, UnicodeError) as exc:  # the latter of names that are none
-        for one in sockets:
-            one.close()
-        raise ConfigError(f"cannot serve at {address}: it is in use, or not of this machine") from exc
-    return sockets
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ class Program:
         environment: all of it.
         stage: programs of a lower stage are started first and stopped last.
         drain: seconds that it has to end by itself, before it is killed.
+        again: more arguments for when it is started again.
+        fds: file descriptors that it inherits.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
     stage: int = 0
     drain: float = 45.0
+    again: Sequence[str] = ()
+    fds: Sequence[int] = ()
 
 
 class Supervisor:
@@ -175,9 +179,11 @@ class _Keeper:
         with self._lock:
             if self._ending.is_set():
                 return None
+            command = [*self.program.command, *(self.program.again if self.starts else ())]
             try:
                 self._process = subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "TERM", *self.program.command],
+                    ["setpriv", "--pdeathsig", "TERM", *command],
+                    pass_fds=self.program.fds,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

@@ -4,6 +4,7 @@ import os
 import secrets
 import tempfile
 import threading
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,18 +43,21 @@ def demo(
     that was made.
     """
     from streamtrain.cluster.service import check, programs
+    from streamtrain.cluster.sockets import listening
     from streamtrain.cluster.supervisor import Supervisor
     from streamtrain.demo.show import Show
 
     console = Console(stderr=True, highlight=False)
-    with tempfile.TemporaryDirectory(prefix="streamtrain-demo-", ignore_cleanup_errors=True) as folder:
-        settings, given, completed = _settings(folder, rate, setting)
+    with ExitStack() as stack:
+        folder = tempfile.TemporaryDirectory(prefix="streamtrain-demo-", ignore_cleanup_errors=True)
+        settings, given, completed = _settings(stack.enter_context(folder), rate, setting)
         check(settings, completed)
+        sockets = stack.enter_context(listening(settings.serve.listen))
         stopped = stopped_by_signals()
         log = LogFile()
         inherited = {name: of for name, of in os.environ.items() if not name.startswith("STREAMTRAIN_")}
         options = ["--config", os.devnull, *(part for one in setting or [] for part in ("--set", one))]
-        supervisor = Supervisor(programs(settings, given, options, inherited), log.write)
+        supervisor = Supervisor(programs(settings, given, options, inherited, sockets), log.write)
         console.print(f"A year of flights out of New York; log of all processes: {log.path}")
         try:
             supervisor.start()
@@ -87,6 +91,7 @@ def _settings(folder: str, rate: float, setting: list[str] | None) -> tuple["Set
         "checkpoint.every": "10s",
         "serve.listen": f"127.0.0.1:{free_port(8501)}",
         "serve.admin_token": secrets.token_urlsafe(12),
+        "serve.processes": "2",
         "up.data": folder,
     }
     own = {key: value for key, value in own.items() if key not in chosen}

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,9 +92,12 @@ def coordinator(
     CoordinatorProcess(cluster.ps, settings).run(stopped_by_signals())
 
 
-def serve(
+def serve(  # noqa: PLR0917  # as of worker
     model: Annotated[str | None, typer.Option(help="The model: path/to/file.py:name; default: setting model.")] = None,
     listen: Annotated[str | None, typer.Option(help="Address of the HTTP endpoint; default 127.0.0.1:8501.")] = None,
+    fd: Annotated[list[int] | None, typer.Option(help="Serve at this inherited socket, which listens already.")] = None,
+    index: Annotated[int, typer.Option(hidden=True)] = 0,
+    again: Annotated[bool, typer.Option(hidden=True)] = False,
     config: Config = None,
     setting: Setting = None,
 ) -> None:
@@ -103,9 +107,21 @@ def serve(
     """
     settings = read_settings(config, setting, {"model": model, "serve.listen": listen})
     logging.getLogger("streamtrain").setLevel(logging.INFO)
-    from streamtrain.cluster.serving import serve_model
+    from streamtrain.cluster.serving import Place, serve_model
 
-    serve_model(partial(_load_model, settings, settings.serve.threads), settings)
+    place = Place([_inherited(one) for one in fd], index, again) if fd else None
+    serve_model(partial(_load_model, settings, settings.serve.threads), settings, place)
+
+
+def _inherited(fd: int) -> socket.socket:
+    try:
+        found = socket.socket(fileno=fd)
+    except OSError as exc:
+        raise ConfigError(f"--fd {fd} is no socket: {exc.strerror}") from exc
+    if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        found.close()
+        raise ConfigError(f"--fd {fd} is a socket that does not listen")
+    return found
 
 
 def _load_model(settings: "Settings", threads: int) -> "Model":

@@ -29,6 +29,7 @@ def up(
     What ends is started again. Ctrl-C lets workers finish what is under way, then ends all.
     """
     from streamtrain.cluster.service import check, completed, programs
+    from streamtrain.cluster.sockets import listening
     from streamtrain.cluster.supervisor import Supervisor
     from streamtrain.embedded.jars import is_resolved
     from streamtrain.model.load import locate_model
@@ -45,15 +46,18 @@ def up(
     said = {key: str(value) for key, value in overrides.items() if value is not None} | given
     stopped = stopped_by_signals()
     log = Log(Console(highlight=False, soft_wrap=True))
-    supervisor = Supervisor(programs(settings, said, _options(config, setting), os.environ), log.write)
-    log.write("up", f"stream {settings.stream.url}, publishing to {settings.publish.url}, data in {settings.up.data}")
-    supervisor.start()
-    threading.Thread(target=_tell_when_ready, args=(settings.serve.listen, log, stopped), daemon=True).start()
-    try:
-        supervisor.wait(stopped)
-        log.write("up", "ends all, workers first")
-    finally:
-        supervisor.stop()
+    with listening(settings.serve.listen) as sockets:
+        options = _options(config, setting)
+        supervisor = Supervisor(programs(settings, said, options, os.environ, sockets), log.write)
+        places = f"stream {settings.stream.url}, publishing to {settings.publish.url}, data in {settings.up.data}"
+        log.write("up", places)
+        supervisor.start()
+        threading.Thread(target=_tell_when_ready, args=(settings.serve.listen, log, stopped), daemon=True).start()
+        try:
+            supervisor.wait(stopped)
+            log.write("up", "ends all, workers first")
+        finally:
+            supervisor.stop()
 
 
 def _options(config: Path | None, setting: list[str] | None) -> list[str]:

@@ -23,6 +23,13 @@ SLOT_EPOCH = Definition(
     "epoch",
     "Epoch of the slot map; grows when the shards are others.",
 )
+LAG = Definition(
+    "streamtrain_coordinator_lag_messages",
+    "gauge",
+    (),
+    "messages",
+    "Messages of the stream that not all shards have learned; missing while nothing is known of it.",
+)
 EVENTS = Definition(
     "streamtrain_coordinator_events_total",
     "counter",

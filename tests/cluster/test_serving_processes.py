@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -180,3 +181,21 @@ def free_neighbours() -> int:
                 client.get(f"http://127.0.0.1:{first + 1}")
         except httpx.ConnectError:
             return first
+
+
+def test_what_is_inherited_must_be_a_socket_that_listens(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    command = [sys.executable, "-m", "streamtrain", "serve", "--model", "model.py:model", "--fd"]
+    with socket.socket() as deaf, (tmp_path / "model.py").open() as file:
+        for fd, message in ((file.fileno(), "is no socket: "), (deaf.fileno(), "is a socket that does not listen")):
+            done = subprocess.run(
+                [*command, str(fd)],
+                cwd=tmp_path,
+                pass_fds=[fd],
+                capture_output=True,
+                text=True,
+                timeout=LONG,
+                check=False,
+            )
+            assert done.returncode == 2
+            assert f"streamtrain: --fd {fd} {message}" in done.stderr

@@ -36,7 +36,15 @@ model = st.Model(
     schema, graph, loss=lambda labels, predictions: -predictions, reduction="sum", embedding_optimizer=st.SGD(1.0)
 )
 """
-QUICK = ("publish.every=200ms", "checkpoint.every=2s", "consistency.lease=3s")
+QUICK = ("publish.every=200ms", "checkpoint.every=2s", "consistency.lease=3s", "serve.processes=2")
+KILLED = (
+    ["ps"],
+    ["worker"],
+    ["coordinator"],
+    ["serve", "--index", "0"],
+    ["serve", "--index", "1"],
+    ["streamtrain.embedded.valkey"],
+)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -135,6 +143,30 @@ class Service:
         os.kill(pid, signal.SIGKILL)
         until(lambda: self.pid(*words) not in (pid, None), LONG)
 
+    @contextmanager
+    def asked(self) -> Iterator[list[int]]:
+        """Asks for predictions, each time by a new connection; yields how often, and how often in vain."""
+        asked, ended = [0, 0], threading.Event()
+
+        def ask() -> None:
+            while not ended.is_set():
+                asked[0] += 1
+                endpoint = Endpoint(self.listen, "model")
+                try:
+                    asked[1] += endpoint.predict({"user": "all"}).status != 200
+                except EndpointAway:
+                    asked[1] += 1
+                finally:
+                    endpoint.close()
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            ended.set()
+            thread.join()
+
     def stop(self) -> int:
         """Ctrl-C; the exit code."""
         self._process.send_signal(signal.SIGINT)
@@ -193,10 +225,14 @@ def test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on(tmp_p
         subprocess.run([*produce, "--url", url], check=True, timeout=LONG, env=environment(tmp_path))
         total = 500
         assert service.counted() == total
-        for words in (["ps"], ["worker"], ["coordinator"], ["serve"], ["streamtrain.embedded.valkey"]):
-            service.kill(*words)
-            total = write(service.stream, total, 100)
-            assert service.counted() == total, words
+        with service.asked() as asked:
+            for words in KILLED:
+                unanswered = asked[1]
+                service.kill(*words)
+                total = write(service.stream, total, 100)
+                assert service.counted() == total, words
+                # One request is under way at a time, so a server that is killed leaves no more than one without answer.
+                assert asked[1] <= unanswered + ("serve" in words), words
         assert service.stop() == 0
     until(lambda: not left(tmp_path), LONG)
     assert [*(tmp_path / "data" / "checkpoints").glob("epoch-*/manifest.json")]
