@@ -106,7 +106,7 @@ def work(args: argparse.Namespace) -> None:
     stopped = threading.Event()
     shards = Shards(places, Beginning(Spec.of(made), step.initial_dense, step.initial_statistics, {}))
     run = patiently(shards.agree, Retry(), stopped)
-    client = shards.client(f"worker-{args.index}", run, dtype=args.dtype)
+    client = shards.client(f"worker-{args.index}", run, dtype=args.dtype, lanes=args.lanes)
     loop = Loop(
         *(made, step, client, shards.stands),
         intake=ReadyBatches(args.index, batches, args.batch),
@@ -231,6 +231,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--shards", type=int, default=2, help="of the dedicated topology")
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
+    parser.add_argument(
+        "--lanes", action=argparse.BooleanOptionalAction, default=True, help="shared memory; without, gRPC on loopback"
+    )
     parser.add_argument("--ahead", type=int, default=1, help="batches that are pulled ahead")
     parser.add_argument("--seconds", type=float, default=10.0, help="of one run")
     parser.add_argument("--rounds", type=int, default=3)

@@ -188,6 +188,37 @@ def widen(
 ) -> NDArray[np.float32]:
     """The values [n] of the bits [n] of 16-bit floats, into `out` if given."""
 
+# lane
+
+@final
+class Lane:
+    """Messages to and from another process of this machine, through memory that both have mapped.
+
+    Each side may read in one thread and write in several.
+    """
+
+    @staticmethod
+    def make() -> Lane:
+        """A new lane; raises OSError if there can be none."""
+    @staticmethod
+    def take(fd: int, nonce: bytes) -> Lane:
+        """The other side of the lane with a file descriptor and nonce; raises ValueError if they are none."""
+    @property
+    def fd(self) -> int: ...
+    @property
+    def nonce(self) -> bytes:
+        """16 bytes that nobody else can know."""
+    def write(self, data: bytes) -> bool:
+        """Writes a message, once there is room; False: the lane is closed."""
+    def read(self, limit: int) -> bytes | None:
+        """Waits for the next message; None: the lane is closed.
+
+        Raises:
+            ValueError: the message has more than `limit` bytes, or the other side has damaged the lane.
+        """
+    def close(self) -> None:
+        """Ends what this side waits for. The other side does not notice."""
+
 # dense parameters
 @final
 class DenseVector:

@@ -17,6 +17,7 @@ class PsSettings(Group):
         max_message_bytes: of one request or answer, in bytes; gRPC allows less than 2 GiB.
         max_keys: of one request, summed over tables.
         wire_dtype: of rows and gradients on their way.
+        lanes: whether workers and shards of one machine exchange messages through shared memory.
         timeout: deadline of a call, in seconds.
         sessions: of workers with one shard, open at once; each holds a thread.
         metrics: address of a shard's Prometheus metrics; None: they are not served.
@@ -27,6 +28,7 @@ class PsSettings(Group):
     max_message_bytes: Annotated[Count, Field(ge=65_536, le=2_147_483_647)] = 268_435_456
     max_keys: Annotated[Count, Field(ge=1)] = 4_000_000
     wire_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    lanes: Flag = True
     timeout: Seconds = 10.0
     sessions: Annotated[Count, Field(ge=1, le=4096)] = 256
     metrics: Listen | None = None

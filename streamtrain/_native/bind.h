@@ -61,6 +61,7 @@ void check_offsets(const Offset* offsets, size_t count, size_t size) {
 void bind_decode(nb::module_& m);
 void bind_dense(nb::module_& m);
 void bind_hash(nb::module_& m);
+void bind_lane(nb::module_& m);
 void bind_merge(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_table(nb::module_& m);

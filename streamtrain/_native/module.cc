@@ -14,6 +14,7 @@ NB_MODULE(_core, m) {
   streamtrain::bind_decode(m);
   streamtrain::bind_dense(m);
   streamtrain::bind_hash(m);
+  streamtrain::bind_lane(m);
   streamtrain::bind_merge(m);
   streamtrain::bind_plan(m);
   streamtrain::bind_table(m);

@@ -160,7 +160,8 @@ class WorkerProcess:
         shards = self._shards(start)
         retry = Retry(timeout=self._settings.ps.timeout)
         run = patiently(shards.agree, retry, stopped)
-        client = shards.client(self._name, run, dtype=self._settings.ps.wire_dtype, retry=retry, stopped=stopped)
+        ps = self._settings.ps
+        client = shards.client(self._name, run, dtype=ps.wire_dtype, lanes=ps.lanes, retry=retry, stopped=stopped)
         self._reporter = Reporter(self._leader or shards.controls[0], self._name, self.metrics.report_failed)
         loop = Loop(
             *(self._model, self._step, client, lambda: patiently(shards.stands, retry, stopped)),

@@ -1,7 +1,6 @@
 """Remote: a shard behind gRPC, as a session for a worker and as a control for who runs the cluster."""
 
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -18,6 +17,8 @@ from streamtrain.errors import ShardError, ShardUnavailable
 from streamtrain.model.features import RowType
 from streamtrain.ps import wire
 from streamtrain.ps.control import Metadata, RemoteControl, Retry, patiently, translated
+from streamtrain.ps.lane import offer, offered
+from streamtrain.ps.line import Line
 from streamtrain.ps.push import Push, Pushed
 from streamtrain.ps.session import Into
 
@@ -36,6 +37,7 @@ class Introduction:
         identity: of the model.
         shards: number of shards.
         dtype: of floats on the wire.
+        lanes: whether messages go through shared memory, where the shard is of this machine.
     """
 
     worker: str
@@ -43,6 +45,7 @@ class Introduction:
     identity: str
     shards: int
     dtype: RowType = "float32"
+    lanes: bool = True
 
 
 @dataclass(eq=False)
@@ -99,8 +102,7 @@ class RemoteSession:
         self._retry = retry or Retry()
         self._metadata = metadata
         self._stopped = stopped or threading.Event()
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call: Any = None
+        self._line: Line | None = None
         self._asked: deque[_Asked[Any]] = deque()
         self._held: _Asked[Pushed] | None = None
         self._progress: int | None = None
@@ -156,16 +158,18 @@ class RemoteSession:
     def beat(self) -> None:
         """See Session. Also gives up a connection on which an answer is overdue."""
         now = time.monotonic()
+        line = self._line
+        if line is None:
+            return
         if now - self._waiting_since > self._retry.timeout:
-            self._call.cancel()
+            line.cancel()
         elif self._waiting_since == float("inf") and now - self._said > self._retry.timeout / 8:
-            self._requests.put(_BEAT)
+            line.say(_BEAT)
 
     def close(self) -> None:
         """See Session."""
-        self._requests.put(None)
-        if self._call is not None:
-            self._call.cancel()
+        if self._line is not None:
+            self._line.close()
 
     def _flush(self) -> None:
         """Sends a push that was held back to go together with a pull: a message costs more than what is in it."""
@@ -174,8 +178,9 @@ class RemoteSession:
             self._say(wire.encode_request(push.request, None, self._who.dtype))
 
     def _say(self, data: bytes) -> None:
+        assert self._line is not None
         self._said = time.monotonic()
-        self._requests.put(data)
+        self._line.say(data)
 
     def receive(self) -> None:
         """Waits for the answer to the first request that has none."""
@@ -194,9 +199,12 @@ class RemoteSession:
                 self._asked.popleft()
 
     def _next(self) -> tuple[Any, memoryview]:
+        assert self._line is not None
         self._waiting_since = time.monotonic()
         try:
-            return wire.unframe(pb.Answer, next(self._call))
+            return wire.unframe(pb.Answer, self._line.hear())
+        except ValueError as exc:
+            raise ShardUnavailable(f"{self._target}: {exc}") from exc
         except StopIteration as exc:
             raise ShardUnavailable(f"{self._target} ended the session") from exc
         except grpc.RpcError as exc:
@@ -216,12 +224,11 @@ class RemoteSession:
         patiently(self._try_to_connect, self._retry, self._stopped)
 
     def _try_to_connect(self) -> None:
-        if self._call is not None:
-            self._requests.put(None)  # ends the thread of gRPC that reads the old queue
-            self._call.cancel()
+        if self._line is not None:
+            self._line.close()
         if not self._control.status().ready:
             self._revive()
-        who = self._who
+        who, lane = self._who, offer(self._target) if self._who.lanes else None
         join = pb.Join(
             worker=who.worker,
             run=who.run,
@@ -230,12 +237,12 @@ class RemoteSession:
             shards=who.shards,
             dtype=wire.DTYPES[who.dtype],
             progress=self._progress,
+            lane=offered(lane) if lane else None,
         )
-        requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        requests.put(wire.frame(pb.Request(join=join), []))  # first of all: `beat` may come at any moment
-        self._requests = requests
-        self._call = self._open(iter(requests.get, None), metadata=self._metadata)
+        self._line = Line(self._open, self._metadata, wire.frame(pb.Request(join=join), []))
         answer, _ = self._next()
+        if lane and answer.joined.lane:
+            self._line.move(lane)
         self._progress = answer.joined.progress
         self._held = None
         for asked in self._asked:

@@ -16,6 +16,7 @@ from streamtrain.model.spec import Spec
 from streamtrain.ps import wire
 from streamtrain.ps.answering import answering, request_of
 from streamtrain.ps.consistency import Consistency
+from streamtrain.ps.lane import take
 from streamtrain.ps.leader import leader_of
 from streamtrain.ps.node import Node
 from streamtrain.ps.push import Floats, Pushed
@@ -45,11 +46,15 @@ class Servicer:
         with self._translated(context), self._sessions.open(context) as session:
             shard, consistency = self._node.shard, self._node.consistency
             try:
-                for data in requests:
+                for data in session.requests(requests, self._limits.message_bytes):
                     session.listening = False
+                    lane = session.lane  # a join is answered where it came from
                     for answer in self._answers(data, session, shard, consistency):
                         session.listen()  # a client that does not read is as silent as one that says nothing
-                        yield answer
+                        if lane is None:
+                            yield answer
+                        else:
+                            lane.write(answer)
                         session.listening = False
                     session.listen()
             finally:
@@ -75,7 +80,10 @@ class Servicer:
         session.dtype = wire.dtype_of(join.dtype)
         progress = c.join(join.worker, join.progress if join.HasField("progress") else None)
         session.worker = join.worker
-        return wire.frame(pb.Answer(joined=pb.Joined(progress=progress)), [])
+        lane = take(join.lane, session.context.peer()) if join.HasField("lane") else None
+        if lane is not None:
+            session.use(lane)
+        return wire.frame(pb.Answer(joined=pb.Joined(progress=progress, lane=lane is not None)), [])
 
     def _answers(self, data: bytes, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
         if len(data) > self._limits.message_bytes:

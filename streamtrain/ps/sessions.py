@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from streamtrain._core import Lane
 from streamtrain.errors import ShardRefused
 from streamtrain.model.features import RowType
 
@@ -113,6 +114,7 @@ class OpenSession:
         context: gRPC's.
         worker: whose it is; "" before it has joined.
         dtype: of floats on the wire.
+        lane: through which messages go from its join on; None: over gRPC.
         heard: when its turn began, monotonic seconds.
         listening: whether it is the client's turn, to ask or to read.
     """
@@ -121,7 +123,31 @@ class OpenSession:
         self.context = context
         self.worker = ""
         self.dtype: RowType = "float32"
+        self.lane: Lane | None = None
         self.listen()
+
+    def requests(self, called: Iterator[bytes], limit: int) -> Iterator[bytes]:
+        """What the client says, in messages of at most `limit` bytes: by its call, or through the lane if there is one.
+
+        Raises:
+            ShardRefused: what is in the lane is no message.
+        """
+        while self.lane is None:
+            data = next(called, None)
+            if data is None:
+                return
+            yield data
+        try:
+            while (data := self.lane.read(limit)) is not None:
+                yield data
+        except ValueError as exc:
+            raise ShardRefused(str(exc), "limit") from exc
+
+    def use(self, lane: Lane) -> None:
+        """From now on messages go through a lane, which ends with the call."""
+        if not self.context.add_callback(lane.close):
+            lane.close()
+        self.lane = lane
 
     def listen(self) -> None:
         """It is the client's turn, from now on."""

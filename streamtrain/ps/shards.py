@@ -199,6 +199,7 @@ class Shards:
         run: Run,
         *,
         dtype: RowType = "float32",
+        lanes: bool = True,
         retry: Retry | None = None,
         stopped: threading.Event | None = None,
     ) -> Client:
@@ -208,11 +209,12 @@ class Shards:
             worker: its name, unique in the cluster.
             run: as `agree` gave it.
             dtype: of floats on the wire.
+            lanes: whether messages go through shared memory, where a shard is of this machine.
             retry: how to deal with shards that do not answer.
             stopped: once set, waiting for connections ends.
         """
         spec, count = self._beginning.spec, len(self._places)
-        who = Introduction(worker, run.id, spec.identity, count, dtype)
+        who = Introduction(worker, run.id, spec.identity, count, dtype, lanes)
         sessions: list[Session] = [
             LocalSession(place.shard, place.consistency, worker)
             if isinstance(place, Node)

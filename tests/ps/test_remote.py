@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from streamtrain.errors import ShardRefused, ShardUnavailable
+from streamtrain.ps import remote
 from streamtrain.ps.bulk import Bulk
 from streamtrain.ps.client import Heartbeat, rejected
 from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
@@ -31,6 +32,14 @@ from tests.ps.test_exactly_once import load, save
 LOG: Log = {0: [[1, 2], [2], [3], [1]], 1: [[1], [4], [4], [2, 5]]}
 ENDS = {p: len(samples) for p, samples in LOG.items()}
 QUICK = Retry(first_backoff=0.01, last_backoff=0.05, give_up=SECONDS)
+
+
+@pytest.fixture(params=["lanes", "calls"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How messages go: through shared memory, or over gRPC as between machines."""
+    if request.param == "calls":
+        monkeypatch.setattr(remote, "offer", lambda target: None)
+    return str(request.param)
 
 
 def stop(of: Served, index: int) -> None:
@@ -283,6 +292,7 @@ class Mute(grpc.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types
         return grpc.stream_stream_rpc_method_handler(muted)
 
 
+@pytest.mark.parametrize("way", ["calls"], indirect=True)
 @pytest.mark.parametrize("answers", [0, 1, 3], ids=["from the beginning", "after the join", "later"])
 def test_a_silent_shard_is_connected_to_again(answers: int) -> None:
     retry = replace(QUICK, timeout=0.2)
@@ -297,6 +307,7 @@ def test_a_silent_shard_is_connected_to_again(answers: int) -> None:
         assert_exact(of.held, LOG)
 
 
+@pytest.mark.parametrize("way", ["calls"], indirect=True)
 def test_a_session_that_the_server_ends_is_begun_again() -> None:
     """With OK, as a proxy in between may do."""
     with served() as of:
