@@ -13,7 +13,9 @@ class PsSettings(Group):
     Attributes:
         addresses: of all shards, in order of their index: "host:port", "[ipv6]:port" or "unix:path"; as text,
             separated by commas.
-        listen: address that this process binds; None: its own of `addresses`.
+        backups: of the backups of all shards, likewise; none: shards have none.
+        backup_patience: seconds that a shard waits for its backup before it asks whether that has taken over.
+        listen: address that this process binds; None: its own of `addresses`, or of `backups`.
         max_message_bytes: of one request or answer, in bytes; gRPC allows less than 2 GiB.
         max_keys: of one request, summed over tables.
         wire_dtype: of rows and gradients on their way.
@@ -24,6 +26,8 @@ class PsSettings(Group):
     """
 
     addresses: Addresses = ()
+    backups: Addresses = ()
+    backup_patience: Seconds = 2.0
     listen: Listen | None = None
     max_message_bytes: Annotated[Count, Field(ge=65_536, le=2_147_483_647)] = 268_435_456
     max_keys: Annotated[Count, Field(ge=1)] = 4_000_000

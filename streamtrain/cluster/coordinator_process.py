@@ -3,18 +3,21 @@
 import logging
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from streamtrain.cluster.coordinator import Coordinator
 from streamtrain.cluster.coordinator_metrics import CoordinatorMetrics
 from streamtrain.cluster.coordinator_server import CoordinatorServer
 from streamtrain.cluster.lag import Lag
 from streamtrain.cluster.lead import Lead, redis_of
+from streamtrain.cluster.places import places_of
 from streamtrain.cluster.slots import next_slots
 from streamtrain.cluster.streams import open_stream
 from streamtrain.errors import ConfigError
 from streamtrain.metrics.endpoint import Endpoint, process_registry, serve
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
-from streamtrain.ps.security import Security, authenticate, connect, listen, metadata
+from streamtrain.ps.control import RemoteControl
+from streamtrain.ps.route import control_of
+from streamtrain.ps.security import Security, authenticate, listen, metadata
 from streamtrain.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -40,15 +43,12 @@ class CoordinatorProcess:
         if settings.coordinator.address is None:
             raise ConfigError("coordinator.address is not set: it is where others reach the coordinator")
         security = Security.read(**settings.security.arguments())
-        channels = [connect(address, security, CHANNEL_OPTIONS) for address in addresses]
+        self._channels: list[Any] = []
+        places = places_of(addresses, settings.ps, security, self._channels.append)
 
         def controls(timeout: float) -> list[RemoteControl]:
-            return [
-                RemoteControl(channel, address, metadata(security), timeout)
-                for channel, address in zip(channels, addresses, strict=True)
-            ]
+            return [control_of(place, metadata(security), timeout) for place in places]
 
-        self._channels = channels
         self._redis = redis_of(settings.publish)
         lead = Lead(controls(settings.ps.timeout), settings, self._count, self._redis, at_end=True)
         slots = next_slots(settings.checkpoint.url, addresses)
@@ -78,7 +78,7 @@ class CoordinatorProcess:
         """Begins."""
         self.coordinator.start()
         self.server.start()
-        logger.info("the coordinator of %d shards serves at %s", len(self._channels), self.address)
+        logger.info("the coordinator of %d shards serves at %s", len(self.coordinator.slots.shards), self.address)
 
     def stop(self) -> None:
         """Ends; takes a last checkpoint, if shards answer."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+import streamtrain.ps.ps_pb2 as pb
 from streamtrain.metrics import of_shard as of
 from streamtrain.metrics.definition import Definition
 from streamtrain.ps import wire
@@ -29,7 +30,19 @@ COUNTERS: dict[str, tuple[Definition, tuple[str, ...]]] = {
     "versions_made": (of.VERSIONS, ("made",)),
     "versions_failed": (of.VERSIONS, ("failed",)),
 }
-_STATE = (of.INFO, of.READY, of.ROWS, of.BYTES, of.DENSE, of.CLOCK, of.SAMPLES, of.WATERMARK, of.WORKERS, of.EPOCH)
+_STATE = (
+    of.INFO,
+    of.READY,
+    of.ROWS,
+    of.BYTES,
+    of.DENSE,
+    of.CLOCK,
+    of.SAMPLES,
+    of.WATERMARK,
+    of.WORKERS,
+    of.EPOCH,
+    of.BACKUP,
+)
 _GAUGES = (*_STATE, of.HELD)
 _COUNTED = (*dict.fromkeys(definition for definition, _ in COUNTERS.values()), of.EVENTS)
 
@@ -69,6 +82,8 @@ class ShardMetrics(Collector):
         yield of.SAMPLES.family(None if samples is None else {(): samples})
         yield of.WATERMARK.family({(): watermark} if watermark else None)
         yield of.EPOCH.family({(): status.epoch} if status.epoch != NO_EPOCH else None)
+        paired = status.HasField("standing") and status.standing.role == pb.PRIMARY
+        yield of.BACKUP.family({(): status.standing.in_step} if paired else None)
         leader = self._node.leader
         yield of.HELD.family({(): leader.held} if leader else None)
         yield from _counted(counters)

@@ -8,13 +8,17 @@ from collections.abc import Callable, Sequence
 from streamtrain.cluster.keeper import CheckpointKeeper
 from streamtrain.cluster.lead import Lead, dictionaries_of, redis_of
 from streamtrain.cluster.metrics import ShardMetrics
+from streamtrain.cluster.places import check_backups, places_of
 from streamtrain.cluster.publisher import ShardPublisher
-from streamtrain.errors import ConfigError
+from streamtrain.errors import ConfigError, ShardError
 from streamtrain.metrics.endpoint import Endpoint, process_registry, serve
 from streamtrain.ps.bulk import Bulk
 from streamtrain.ps.consistency import Async, Bounded, Consistency
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.control import CHANNEL_OPTIONS
 from streamtrain.ps.node import Node
+from streamtrain.ps.pairing import Pairing
+from streamtrain.ps.replication import Backup
+from streamtrain.ps.route import control_of
 from streamtrain.ps.security import Security, authenticate, connect, listen, metadata
 from streamtrain.ps.server import Server
 from streamtrain.ps.sessions import Limits
@@ -48,15 +52,24 @@ class PsProcess:
         addresses: of all shards.
         settings: of the cluster.
         workers: number of workers, for `bulk`.
+        backup: whether this is the second of its two places.
+
+    Attributes:
+        ended: is set when another process of the shard has taken over from this one.
 
     Raises:
-        ConfigError: there is no such shard, or it cannot be listened where they say.
+        ConfigError: there is no such shard, it has no backup, or it cannot be listened where they say.
         CheckpointError: the checkpoints cannot be read.
     """
 
-    def __init__(self, index: int, addresses: Sequence[str], settings: Settings, workers: int = 1) -> None:
+    def __init__(
+        self, index: int, addresses: Sequence[str], settings: Settings, workers: int = 1, *, backup: bool = False
+    ) -> None:
         if not 0 <= index < len(addresses):
             raise ConfigError(f"shard {index} is none of the {len(addresses)} of ps.addresses")
+        check_backups(addresses, settings.ps)
+        if backup and not settings.ps.backups:
+            raise ConfigError("--backup needs ps.backups, the addresses of the backups of all shards")
         security = Security.read(**settings.security.arguments())
         keeper = CheckpointKeeper(Epochs(settings.checkpoint.url)) if settings.checkpoint.url else None
         self._redis = redis_of(settings.publish)
@@ -66,11 +79,19 @@ class PsProcess:
         limits = Limits(settings.ps.max_message_bytes, settings.ps.max_keys, settings.ps.sessions)
         guards = (authenticate(security.token, lambda: self.node.count("refused_token")),) if security.token else ()
         self.server = Server(self.node, limits, guards)
-        self.address = settings.ps.listen or addresses[index]
+        self._is_first = not backup
+        self.ended = threading.Event()
+        self._why_retired = ""
+        self._leads = False
+        self._pairing: Pairing | None = None
+        if settings.ps.backups:
+            peer = (addresses if backup else settings.ps.backups)[index]
+            self._pairing = self._pair(peer, settings, security)
+        self.address = settings.ps.listen or (settings.ps.backups if backup else addresses)[index]
         self.port = listen(self.server.grpc, self.address, security)
         self.lead: Lead | None = None
         if index == 0 and settings.coordinator.address is None:
-            controls = self._controls(addresses, security)
+            controls = self._controls(addresses, settings, security)
             self.lead = Lead(controls, settings, self.node.count, self._redis)
             self.node.leader = self.lead.leading
         self.metrics = self._serve_metrics(settings.ps.metrics) if settings.ps.metrics else None
@@ -80,34 +101,60 @@ class PsProcess:
         registry.register(ShardMetrics(self.node, self.server.workers))
         return serve(address, registry)
 
-    def _controls(self, addresses: Sequence[str], security: Security) -> list[Control]:
+    def _pair(self, address: str, settings: Settings, security: Security) -> Pairing:
+        peer = Backup(connect(address, security, CHANNEL_OPTIONS), address, metadata(security))
+        patience = settings.ps.backup_patience
+        return Pairing(self.node, peer, patience, promoted=self._begin_to_lead, retired=self._retire)
+
+    def _retire(self, why: str) -> None:
+        self._why_retired = why
+        self.ended.set()
+
+    def _controls(self, addresses: Sequence[str], settings: Settings, security: Security) -> list[Control]:
         """Of all shards; this one's needs no socket."""
+        places = places_of(addresses, settings.ps, security, lambda channel: None)
         return [
-            LocalControl(self.node)
-            if i == self.node.index
-            else RemoteControl(connect(address, security, CHANNEL_OPTIONS), address, metadata(security))
-            for i, address in enumerate(addresses)
+            LocalControl(self.node) if i == self.node.index else control_of(place, metadata(security))
+            for i, place in enumerate(places)
         ]
 
     def run(self, stopped: threading.Event) -> None:
-        """Serves until `stopped` is set."""
+        """Serves until `stopped` is set.
+
+        Raises:
+            ShardError: another process of the shard has taken over from this one.
+        """
+        self.ended = stopped
         self.start()
         stopped.wait()
         self.stop()
+        if self._why_retired:
+            raise ShardError(f"shard {self.node.index} ends here: {self._why_retired}; started again, it is the backup")
 
     def start(self) -> None:
         """Restores what there is, and begins to serve. Metrics are served before, as restoring may take long."""
-        self.node.restore()
-        self.server.start()
-        if self.lead:
-            self.lead.start()
+        if self._pairing:
+            self.server.start()  # first, as the other place may ask at the same time
+            if self._pairing.begin(is_first=self._is_first):
+                self._begin_to_lead()
+        else:
+            self.node.restore()
+            self.server.start()
+            self._begin_to_lead()
         logger.info("shard %d of %d serves at %s", self.node.index, self.node.shards, self.address)
+
+    def _begin_to_lead(self) -> None:
+        if self.lead and not self._leads:
+            self._leads = True
+            self.lead.start()
 
     def stop(self) -> None:
         """Ends."""
-        if self.lead:
+        if self.lead and self._leads:
             self.lead.stop()  # first: a checkpoint that is being taken needs the server
         self.server.stop()
+        if self._pairing:
+            self._pairing.end()
         if self._redis:
             self._redis.close()
         if self.metrics:

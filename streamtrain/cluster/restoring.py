@@ -97,7 +97,7 @@ def restore(settings: Settings, tf_config: str | None, epoch: int | None) -> Res
         CheckpointError: there is no such epoch, it cannot be given to so many shards, or others cannot be moved.
     """
     epochs, addresses = epochs_of(settings), _addresses(settings, tf_config)
-    _refuse_running(addresses, Security.read(**settings.security.arguments()))
+    _refuse_running([*addresses, *settings.ps.backups], Security.read(**settings.security.arguments()))
     chain = _newest(epochs, len(addresses)) if epoch is None else _given(epochs, epoch, len(addresses))
     name = f"aside-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     moved = epochs.set_aside(chain.epoch, name)

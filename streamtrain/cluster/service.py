@@ -85,6 +85,10 @@ def programs(
     found += _serving(program("serve", _SERVING, "streamtrain", "serve", *options), settings.serve.processes, sockets)
     for index in range(len(settings.ps.addresses)):
         found.append(program(f"ps{index}", _SHARDS, "streamtrain", "ps", "--index", str(index), *options))
+    for index in range(len(settings.ps.backups)):
+        found.append(
+            program(f"ps{index}-backup", _SHARDS, "streamtrain", "ps", "--index", str(index), "--backup", *options)
+        )
     found.append(program("coordinator", _COORDINATOR, "streamtrain", "coordinator", *options))
     count = ("--workers", str(settings.up.workers))
     for index in range(settings.up.workers):

@@ -9,15 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-import grpc
-
 from streamtrain.cluster.coordinator import WORKER
 from streamtrain.cluster.coordinator_client import Beats, CoordinatorClient
+from streamtrain.cluster.places import check_backups, places_of
 from streamtrain.cluster.process import PsProcess
 from streamtrain.cluster.reports import Reporter
 from streamtrain.cluster.streams import open_stream
 from streamtrain.cluster.topic import beginning_of, wait_for_topic
-from streamtrain.errors import ShardUnavailable, SourceUnavailable
+from streamtrain.errors import ConfigError, ShardUnavailable, SourceUnavailable
 from streamtrain.metrics.endpoint import serve
 from streamtrain.metrics.worker import WorkerMetrics
 from streamtrain.model.model import Model
@@ -25,6 +24,7 @@ from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
 from streamtrain.ps.node import Node
+from streamtrain.ps.route import Pair, Place
 from streamtrain.ps.security import Security, connect, metadata
 from streamtrain.ps.shards import Beginning, Control, Shards
 from streamtrain.settings import Settings
@@ -97,6 +97,9 @@ class WorkerProcess:
             registry_config=stream.registry_config,
             schema_file=stream.schema_file,
         )
+        check_backups(addresses, settings.ps)
+        if shard is not None and settings.ps.backups:
+            raise ConfigError("a shard with a backup is a process of its own: leave --shard away, or ps.backups")
         self._addresses = addresses
         self._security = Security.read(**settings.security.arguments())
         self._ps = None if shard is None else PsProcess(shard, addresses, settings, workers)
@@ -179,12 +182,11 @@ class WorkerProcess:
         logger.info("learned %d samples", loop.tally.samples)
 
     def _shards(self, start: Clock) -> Shards:
-        places: list[Node | tuple[grpc.Channel, str]] = [
-            self._ps.node
-            if self._ps and self._ps.node.index == i
-            else (connect(address, self._security, CHANNEL_OPTIONS), address)
-            for i, address in enumerate(self._addresses)
+        places: list[Node | Place | Pair] = [
+            *places_of(self._addresses, self._settings.ps, self._security, lambda channel: None)
         ]
+        if self._ps:
+            places[self._ps.node.index] = self._ps.node
         step = self._step
         beginning = Beginning(self._spec, step.initial_dense, step.initial_statistics, start)
         return Shards(places, beginning, metadata(self._security))

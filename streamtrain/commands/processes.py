@@ -22,6 +22,7 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     addresses: Addresses = None,
     listen: Annotated[str | None, typer.Option(help="Address to listen at, if it is not the shard's own.")] = None,
     workers: Workers = None,
+    backup: Annotated[bool, typer.Option("--backup", help="Run it at its address of ps.backups.")] = False,
     config: Config = None,
     setting: Setting = None,
 ) -> None:
@@ -40,7 +41,7 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
         if cluster.task is None or cluster.task.type != "ps":
             raise ConfigError("--index is not given, and TF_CONFIG does not make this process a ps")
         index = cluster.task.index
-    process = PsProcess(index, cluster.ps, settings, workers or cluster.workers or 1)
+    process = PsProcess(index, cluster.ps, settings, workers or cluster.workers or 1, backup=backup)
     process.run(stopped)
 
 

@@ -40,6 +40,13 @@ WATERMARK = Definition(
     "seconds",
     "Latest event time that the shard has learned from, in seconds since the epoch; missing before the first.",
 )
+BACKUP = Definition(
+    "streamtrain_shard_backup_in_step",
+    "gauge",
+    (),
+    "",
+    "1 if the shard's backup has all that is acknowledged, 0 if it has not; missing where there is no backup.",
+)
 PUSHES = Definition(
     "streamtrain_shard_pushes_total",
     "counter",

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import numpy as np
@@ -16,7 +16,7 @@ import streamtrain.ps.ps_pb2 as pb
 from streamtrain.errors import CheckpointError, ShardBroken, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.ps import wire
 from streamtrain.ps.clock import Clock
-from streamtrain.ps.node import CutAt, Frozen
+from streamtrain.ps.keeping import CutAt, Frozen
 from streamtrain.ps.shard import Initial, Row
 
 logger = logging.getLogger(__name__)
@@ -97,6 +97,17 @@ def patiently(attempt: Callable[[], T], retry: Retry, stopped: threading.Event) 
         backoff = min(2 * backoff, retry.last_backoff)
 
 
+class Route(Protocol):
+    """Where a shard is that may be at one of two places."""
+
+    def find(self) -> tuple[grpc.Channel, str]:
+        """The channel to it, and its address.
+
+        Raises:
+            ShardUnavailable: it is at neither.
+        """
+
+
 class RemoteControl:
     """What is asked of a shard beside pulls and pushes.
 
@@ -105,37 +116,61 @@ class RemoteControl:
         target: its address, for messages.
         metadata: sent with every call.
         timeout: seconds for an answer; writing a checkpoint has none.
+        route: to the shard, if it has a backup: who is asked once there is no answer.
 
     Raises:
         ShardError: the shard refuses or cannot be reached; from every method.
     """
 
-    def __init__(self, channel: grpc.Channel, target: str, metadata: Metadata = (), timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        target: str,
+        metadata: Metadata = (),
+        timeout: float = 10.0,
+        route: Route | None = None,
+    ) -> None:
+        self._metadata = metadata
+        self._timeout = timeout
+        self._route = route
+        self._is_lost = route is not None
+        self._go_to(channel, target)
+
+    def _go_to(self, channel: grpc.Channel, target: str) -> None:
         def method(name: str, answer: Any) -> Any:
             return channel.unary_unary(
                 f"/{wire.SERVICE}/{name}", lambda request: request.SerializeToString(), answer.FromString
             )
 
         self.target = target
-        self._metadata = metadata
-        self._timeout = timeout
-        self._status = method("Status", pb.ShardStatus)
-        self._initialise = method("Initialise", pb.ShardStatus)
-        self._freeze = method("Freeze", pb.FrozenAt)
-        self._cut = method("Cut", pb.CutAt)
-        self._write = method("Write", pb.Written)
-        self._publish = method("Publish", pb.Published)
-        self._apply = method("Apply", pb.Applied)
-        self._report = method("Report", pb.Reported)
-        self._publish_now = method("PublishNow", pb.PublishedNow)
-        self._inspect = method("Inspect", pb.Inspected)
-        self._verify = method("Verify", pb.Verified)
-        self._sums = method("Sums", pb.RowSums)
-        self._read = method("Read", pb.Answer)
+        self._methods = {
+            "status": method("Status", pb.ShardStatus),
+            "initialise": method("Initialise", pb.ShardStatus),
+            "freeze": method("Freeze", pb.FrozenAt),
+            "cut": method("Cut", pb.CutAt),
+            "write": method("Write", pb.Written),
+            "publish": method("Publish", pb.Published),
+            "apply": method("Apply", pb.Applied),
+            "report": method("Report", pb.Reported),
+            "publish_now": method("PublishNow", pb.PublishedNow),
+            "inspect": method("Inspect", pb.Inspected),
+            "verify": method("Verify", pb.Verified),
+            "sums": method("Sums", pb.RowSums),
+            "read": method("Read", pb.Answer),
+            "promote": method("Promote", pb.ShardStatus),
+        }
 
     def status(self) -> Any:
         """How the shard is, a `ShardStatus`."""
-        return self._call(self._status, pb.StatusRequest())
+        status = self._call("status", pb.StatusRequest())
+        if self._route is not None and status.standing.role == pb.BACKUP:
+            self._is_lost = True
+            raise ShardUnavailable(f"{self.target} is a backup now")
+        return status
+
+    def promote(self) -> Any:
+        """Has a backup take over, see `Follower.promote`; the status says what it has."""
+        return self._call("promote", pb.PromoteRequest())
 
     def initialise(self, index: int, shards: int, initial: Initial) -> Any:
         """Gives an empty shard what it begins with; the status says what it has."""
@@ -148,33 +183,33 @@ class RemoteControl:
             dense=np.ascontiguousarray(initial.dense, "<f4").tobytes(),
             statistics=np.ascontiguousarray(initial.statistics, "<f4").tobytes(),
         )
-        return self._call(self._initialise, request)
+        return self._call("initialise", request)
 
     def freeze(self) -> Frozen:
         """See `Node.freeze`."""
-        answer = self._call(self._freeze, pb.FreezeRequest())
+        answer = self._call("freeze", pb.FreezeRequest())
         return Frozen(wire.clock_of(answer.clock), answer.written)
 
     def cut(self, epoch: int, target: Clock, full: bool) -> CutAt:
         """See `Node.cut`."""
-        answer = self._call(self._cut, pb.CutRequest(epoch=epoch, target=wire.positions(target), full=full))
+        answer = self._call("cut", pb.CutRequest(epoch=epoch, target=wire.positions(target), full=full))
         return CutAt(wire.clock_of(answer.clock), answer.reached, answer.pause_ms)
 
     def write(self, epoch: int) -> str:
         """See `Node.write`."""
-        return str(self._call(self._write, pb.WriteRequest(epoch=epoch), timeout=None).part)
+        return str(self._call("write", pb.WriteRequest(epoch=epoch), timeout=None).part)
 
     def publish(self, number: int, layout: str) -> str:
         """See `Node.publish`."""
-        return str(self._call(self._publish, pb.PublishRequest(number=number, layout=layout), timeout=None).part)
+        return str(self._call("publish", pb.PublishRequest(number=number, layout=layout), timeout=None).part)
 
     def apply(self) -> None:
         """See `Node.apply`."""
-        self._call(self._apply, pb.ApplyRequest(), timeout=None)
+        self._call("apply", pb.ApplyRequest(), timeout=None)
 
     def report(self, worker: str, windows: Sequence[Any]) -> None:
         """See `Leader.report`."""
-        self._call(self._report, pb.ReportRequest(worker=worker, windows=windows))
+        self._call("report", pb.ReportRequest(worker=worker, windows=windows))
 
     def publish_now(self, *, force: bool = False, timeout: float | None = None) -> str:
         """See `Leader.publish_now`.
@@ -183,20 +218,20 @@ class RemoteControl:
             force: whatever the quality gate says.
             timeout: seconds for the answer; None: as long as it takes.
         """
-        return str(self._call(self._publish_now, pb.PublishNowRequest(force=force), timeout=timeout).publication)
+        return str(self._call("publish_now", pb.PublishNowRequest(force=force), timeout=timeout).publication)
 
     def inspect(self, table: str, key: int) -> Row | None:
         """See `Shard.inspect`."""
-        answer = self._call(self._inspect, pb.InspectRequest(table=table, key=key))
+        answer = self._call("inspect", pb.InspectRequest(table=table, key=key))
         return Row(answer.count, answer.last_seen) if answer.found else None
 
     def verify(self, *, timeout: float | None = None) -> str:
         """See `Leader.verify`; `timeout` as of `publish_now`."""
-        return str(self._call(self._verify, pb.VerifyRequest(), timeout=timeout).found)
+        return str(self._call("verify", pb.VerifyRequest(), timeout=timeout).found)
 
     def sums(self, number: int, layout: str) -> Any:
         """See `Node.sums`."""
-        return self._call(self._sums, pb.SumsRequest(number=number, layout=layout), timeout=None)
+        return self._call("sums", pb.SumsRequest(number=number, layout=layout), timeout=None)
 
     def read(self, keys: Sequence[NDArray[np.uint64]]) -> memoryview:
         """Rows of keys uint64 [n] by table, then the dense slice and that of the statistics, all as float32.
@@ -205,10 +240,16 @@ class RemoteControl:
         """
         pull = pb.Pull(rows=[len(one) for one in keys])
         request = pb.Request(pull=pull, bulk=b"".join(one.astype("<u8", copy=False).tobytes() for one in keys))
-        return memoryview(self._call(self._read, request).bulk)
+        return memoryview(self._call("read", request).bulk)
 
-    def _call(self, method: Any, request: Any, timeout: float | None = -1.0) -> Any:
+    def _call(self, method: str, request: Any, timeout: float | None = -1.0) -> Any:
+        if self._is_lost and self._route is not None:
+            self._go_to(*self._route.find())
+            self._is_lost = False
+        call, seconds = self._methods[method], self._timeout if timeout == -1.0 else timeout
         try:
-            return method(request, timeout=self._timeout if timeout == -1.0 else timeout, metadata=self._metadata)
+            return call(request, timeout=seconds, metadata=self._metadata)
         except grpc.RpcError as exc:
-            raise translated(exc, self.target) from exc
+            error = translated(exc, self.target)
+            self._is_lost = isinstance(error, ShardUnavailable)
+            raise error from exc

@@ -4,88 +4,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.model.spec import slice_of
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.consistency import Consistency
+from streamtrain.ps.copying import Line
+from streamtrain.ps.follower import Follower
+from streamtrain.ps.keeping import CutAt, Frozen, Keeper, Mark, Publisher
 from streamtrain.ps.leader import Leader
+from streamtrain.ps.replication import Replication
 from streamtrain.ps.shard import Initial, Shard
 
 logger = logging.getLogger(__name__)
 
 NO_EPOCH = -1
-
-
-class Mark(Protocol):
-    """A moment of a shard, marked without copying it, to be written while training goes on."""
-
-    def write(self, epoch: int) -> str:
-        """Writes it and describes the files, as JSON.
-
-        Raises:
-            CheckpointError: they cannot be written.
-        """
-
-    def drop(self) -> None:
-        """Lets go of a moment that will not be written."""
-
-
-class Keeper(Protocol):
-    """Keeps shards in checkpoints."""
-
-    def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
-        """The shard as of the newest good checkpoint, and that one's epoch; None: there is none."""
-
-    def mark(self, shard: Shard, full: bool) -> Mark:
-        """Marks this moment; nothing is pushed meanwhile. Not `full`: only of what changed since the mark before."""
-
-
-class Publisher(Protocol):
-    """Publishes shards, for those who serve them."""
-
-    def write(self, shard: Shard, number: int, layout: str) -> str:
-        """Writes a shard's part of a publication: what changed, or everything if there is a layout.
-
-        Returns:
-            JSON: the part, or that a full publication is needed.
-
-        Raises:
-            PublicationError: it cannot be written; what changed will be in the next one.
-        """
-
-    def apply(self, shard: Shard) -> None:
-        """The publication that was written is committed; errors as of `write`."""
-
-    def sums(self, shard: Shard, number: int, layout: str) -> Any:
-        """Checksums of a shard's rows as they were published, `RowSums` of schemas/ps.proto; errors as of `write`."""
-
-
-class Frozen(NamedTuple):
-    """What a shard says when its pushes are held back.
-
-    Attributes:
-        clock: where it stands.
-        written: the epoch that a delta can build on; -1: none.
-    """
-
-    clock: dict[int, int]
-    written: int
-
-
-class CutAt(NamedTuple):
-    """Where a shard was cut.
-
-    Attributes:
-        clock: where it stood.
-        reached: whether that is where it should have been.
-        pause_ms: milliseconds for which pushes were held back.
-    """
-
-    clock: dict[int, int]
-    reached: bool
-    pause_ms: float
 
 
 class Node:
@@ -104,6 +38,12 @@ class Node:
         counters: what happened, by name.
         epoch: the checkpoint that was written or restored last; -1: none.
         leader: of all shards, if this one is; set before it is served.
+        follower: what the node is while another of the same shard is primary, or may be; set before it is served.
+        follows: whether another is primary, or is to be: this one takes no shard but from there.
+        replicate: begins to send a shard to the node's backup; set before it is served.
+        replication: of the shard to the backup; None: there is no backup, or the node is no primary.
+        line: of the shard, where it has a backup.
+        retired: called with the reason once the node is not primary any more; set before it is served.
     """
 
     def __init__(
@@ -122,6 +62,13 @@ class Node:
         self.counters: dict[str, int] = {}
         self.epoch = NO_EPOCH
         self.leader: Leader | None = None
+        self.follower: Follower | None = None
+        self.follows = False
+        self.replicate: Callable[[Shard, Line], Replication] | None = None
+        self.replication: Replication | None = None
+        self.line = Line(0, 0)
+        self.retired: Callable[[str], object] = logger.error
+        self._retired: str | None = None
         self._make_consistency = consistency
         self._keeper = keeper
         self._publisher = publisher
@@ -165,12 +112,33 @@ class Node:
                 raise ShardRefused(f"the {what} slice of shard {self.index} has {len(slice_)} floats, not {expected}")
         with self._lock:
             if self._held is None:
+                if self.follows or self._retired is not None:
+                    self._of_held()
                 self._hold(Shard(initial, self.index, self.shards))
                 logger.info("shard %d of %d begins run %s", self.index, self.shards, initial.run.id)
         return self.shard
 
-    def _hold(self, shard: Shard) -> None:
+    def _hold(self, shard: Shard, line: Line | None = None) -> None:
+        self.line = line or Line(time.time_ns(), 1)
+        if self.replicate is not None:
+            self.replication = shard.mirror = self.replicate(shard, self.line)
         self._held = shard, self._make_consistency(shard)
+
+    def take(self, shard: Shard, line: Line) -> None:
+        """Becomes primary with a shard that it has followed."""
+        with self._lock:
+            self.follows = False
+            self._hold(shard, line)
+
+    def retire(self, why: str) -> None:
+        """Is not primary any more: nothing of its shard is told to anybody."""
+        with self._lock:
+            held, self._held, self._retired = self._held, None, why
+        if held is not None:
+            held[0].retire(why)
+            if self.replication is not None:
+                self.replication.retire()
+            self.retired(why)
 
     @property
     def ready(self) -> bool:
@@ -192,9 +160,14 @@ class Node:
         return self._of_held()[1]
 
     def _of_held(self) -> tuple[Shard, Consistency]:
-        if self._held is None:
-            raise ShardUnavailable(f"shard {self.index} is empty: it found no checkpoint and waits to be initialised")
-        return self._held
+        held = self._held
+        if held is not None:
+            return held
+        if self._retired is not None:
+            raise ShardUnavailable(f"shard {self.index} is not here any more: {self._retired}")
+        if self.follows:
+            raise ShardUnavailable(f"this is the backup of shard {self.index}")
+        raise ShardUnavailable(f"shard {self.index} is empty: it found no checkpoint and waits to be initialised")
 
     def count(self, name: str) -> None:
         """Counts what happened."""
@@ -260,6 +233,7 @@ class Node:
             raise
         finally:
             self._writing = None
+        self.shard.settle()  # one that has been taken over from may not be part of a checkpoint
         self.epoch = epoch
         return part
 
@@ -271,7 +245,9 @@ class Node:
             PublicationError: it cannot be written.
         """
         try:
-            return self._of_publisher().write(self.shard, number, layout)
+            part = self._of_publisher().write(self.shard, number, layout)
+            self.shard.settle()  # as of checkpoints
+            return part
         except Exception:
             self.count("publication_failures")
             raise

@@ -16,7 +16,7 @@ import streamtrain.ps.ps_pb2 as pb
 from streamtrain.errors import ShardError, ShardUnavailable
 from streamtrain.model.features import RowType
 from streamtrain.ps import wire
-from streamtrain.ps.control import Metadata, RemoteControl, Retry, patiently, translated
+from streamtrain.ps.control import Metadata, RemoteControl, Retry, Route, patiently, translated
 from streamtrain.ps.lane import offer, offered
 from streamtrain.ps.line import Line
 from streamtrain.ps.push import Push, Pushed
@@ -79,6 +79,7 @@ class RemoteSession:
         retry: how to deal with silence.
         metadata: sent with the call, such as a token.
         stopped: once set, waiting for a connection ends with ShardUnavailable.
+        route: to the shard, if it has a backup: who is connected to.
     """
 
     def __init__(
@@ -92,10 +93,9 @@ class RemoteSession:
         retry: Retry | None = None,
         metadata: Metadata = (),
         stopped: threading.Event | None = None,
+        route: Route | None = None,
     ) -> None:
-        self._open = channel.stream_stream(f"/{wire.SERVICE}/Session")
-        self._control = RemoteControl(channel, target, metadata)
-        self._target = target
+        self._route = route
         self._index = index
         self._who = who
         self._revive = revive
@@ -109,6 +109,12 @@ class RemoteSession:
         self._waiting_since = float("inf")
         self._said = 0.0
         self.reconnects = 0
+        self._go_to(channel, target)
+
+    def _go_to(self, channel: grpc.Channel, target: str) -> None:
+        self._open = channel.stream_stream(f"/{wire.SERVICE}/Session")
+        self._control = RemoteControl(channel, target, self._metadata)
+        self._target = target
 
     def join(self, progress: int | None) -> int:
         """See Session."""
@@ -226,6 +232,8 @@ class RemoteSession:
     def _try_to_connect(self) -> None:
         if self._line is not None:
             self._line.close()
+        if self._route is not None:
+            self._go_to(*self._route.find())
         if not self._control.status().ready:
             self._revive()
         who, lane = self._who, offer(self._target) if self._who.lanes else None

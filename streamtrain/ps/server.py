@@ -13,7 +13,7 @@ from streamtrain.ps.node import Node
 from streamtrain.ps.servicer import Servicer
 from streamtrain.ps.sessions import Limits, Sessions
 
-_CONTROL_THREADS = 4
+_CONTROL_THREADS = 6  # two of them for the streams of a primary to its backup, of which one may be dying
 
 
 class Server:
@@ -86,6 +86,9 @@ def _handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
             "Inspect": asked(servicer.inspect, pb.InspectRequest),
             "Verify": asked(servicer.verify, pb.VerifyRequest),
             "Sums": asked(servicer.sums, pb.SumsRequest),
+            "Release": asked(servicer.release, pb.ReleaseRequest),
+            "Follow": grpc.stream_stream_rpc_method_handler(servicer.follow),
+            "Promote": asked(servicer.promote, pb.PromoteRequest),
             "Read": asked(servicer.read, pb.Request),
         },
     )

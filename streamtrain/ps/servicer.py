@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 import streamtrain.ps.ps_pb2 as pb
 from streamtrain._core import shards_of
-from streamtrain.errors import (
-    ShardRefused,
-)
+from streamtrain.errors import ShardRefused
 from streamtrain.model.spec import Spec
 from streamtrain.ps import wire
 from streamtrain.ps.answering import answering, request_of
 from streamtrain.ps.consistency import Consistency
+from streamtrain.ps.copying import Line
+from streamtrain.ps.follower import follower_of
 from streamtrain.ps.lane import take
 from streamtrain.ps.leader import leader_of
 from streamtrain.ps.node import Node
@@ -226,6 +226,23 @@ class Servicer:
                 raise ShardRefused("what is read is a pull, and nothing else")
             floats = b"".join(one.astype("<f4", copy=False).tobytes() for one in _pulled(shard, pull))
             return pb.Answer(pulled=pb.Pulled(), bulk=floats)
+
+    def release(self, request: Any, context: Any) -> Any:
+        """Gives up the claim to take over."""
+        with self._translated(context):
+            line = Line.of(request.line)
+            return pb.Released(taken_over=follower_of(self._node).release(request.shard, request.shards, line))
+
+    def follow(self, records: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Applies what a primary sends."""
+        with self._translated(context):
+            yield from follower_of(self._node).follow(records, context)
+
+    def promote(self, _: Any, context: Any) -> Any:
+        """Takes over."""
+        with self._translated(context):
+            follower_of(self._node).promote()
+            return status_of(self._node, self._sessions.workers())
 
     def _translated(self, context: Any) -> AbstractContextManager[None]:
         return answering(context, self._node.count)

@@ -2,16 +2,18 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import DenseVector
-from streamtrain.errors import ShardBroken, ShardRefused
+from streamtrain.errors import ShardBroken, ShardRefused, ShardUnavailable
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Clock, Outcome, Span, Stand, VectorClock
+from streamtrain.ps.gate import Gate
 from streamtrain.ps.push import Floats, Push, Pushed, PushStats
 
 # Rows looked at for expiry with every push, per row pushed: the whole table is visited often enough for any stream
@@ -48,29 +50,18 @@ class Initial(NamedTuple):
     statistics: Floats
 
 
-class Gate:
-    """Holds pushes back for the moment of a checkpoint; opens by itself should nobody come to cut.
+class Mirror(Protocol):
+    """Has another process apply what a shard applies."""
 
-    Attributes:
-        target: pushes that lead there are let through.
-        until: when it opens, seconds as of `time.monotonic`.
-    """
+    def record(self, push: Push) -> None:
+        """A push has been applied. Called in the order of pushes, while nothing else is pushed."""
 
-    def __init__(self) -> None:
-        self.target: Clock = {}
-        self.until = 0.0
+    def settle(self) -> None:
+        """Waits until all that was recorded so far is applied there too, or nobody is there to apply it.
 
-    def close(self, target: Clock, until: float) -> None:
-        """Lets nothing through but what leads to `target`."""
-        self.target, self.until = target, until
-
-    def open(self) -> None:
-        """Lets everything through."""
-        self.until = 0.0
-
-    def holds(self, spans: Sequence[Span]) -> bool:
-        """Whether a push over `spans` has to wait."""
-        return time.monotonic() < self.until and any(end > self.target.get(partition, 0) for partition, _, end in spans)
+        Raises:
+            ShardUnavailable: the other has taken over.
+        """
 
 
 class Row(NamedTuple):
@@ -92,9 +83,13 @@ class Shard:
         initial: what it begins with.
         index: which shard it is, 0 to shards - 1.
         shards: how many there are.
+
+    Attributes:
+        mirror: what follows it; None: nothing. Set before anything is pushed.
     """
 
     def __init__(self, initial: Initial, index: int, shards: int) -> None:
+        self.mirror: Mirror | None = None
         self.spec = initial.spec
         self.index = index
         self.shards = shards
@@ -112,6 +107,7 @@ class Shard:
         self._lock = threading.Condition()
         self._gate = Gate()
         self._broken: str | None = None
+        self._retired: str | None = None
 
     def pull_rows(self, keys: Sequence[NDArray[np.uint64]], rows: Sequence[Floats]) -> None:
         """Reads rows into `rows`, by table float32 [n, dim]; ids without a row give their birth value."""
@@ -138,7 +134,19 @@ class Shard:
         Raises:
             ShardBroken: this push, or one before, failed half-way for lack of memory: only a restart from a checkpoint
                 helps. Pulls and checkpoints raise it, too.
+            ShardUnavailable: its backup has taken over. Pulls and checkpoints raise it, too.
         """
+        pushed = self._push(push)
+        if pushed.outcome is not Outcome.REJECTED:
+            self.settle()
+        return pushed
+
+    def settle(self) -> None:
+        """Waits until a backup, if there is one, has what this shard has; errors as of `Mirror.settle`."""
+        if self.mirror is not None:
+            self.mirror.settle()
+
+    def _push(self, push: Push) -> Pushed:
         with self._lock:
             while self._gate.holds(push.spans):
                 self._lock.wait(self._gate.until - time.monotonic())
@@ -159,6 +167,8 @@ class Shard:
             self.totals.add(stats)
             self.samples += push.samples
             self.watermark = max(self.watermark, push.watermark)
+            if self.mirror is not None:
+                self.mirror.record(push)
             self._lock.notify_all()
             return Pushed(outcome, {}, stats)
 
@@ -197,6 +207,19 @@ class Shard:
             self._clock = VectorClock(stand.clock)
             self._watermarks = dict(stand.watermarks)
             self.samples, self.watermark = samples, watermark
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Nothing is pushed while within."""
+        with self._lock:
+            yield
+
+    def retire(self, why: str) -> None:
+        """From now on nothing is pulled, pushed or saved; who tries is told why."""
+        with self._lock:
+            self._retired = why
+            self._gate.open()
+            self._lock.notify_all()
 
     def inspect(self, table: str, key: int) -> Row | None:
         """What is known of a row; None: there is none here.
@@ -245,6 +268,8 @@ class Shard:
                 self._lock.notify_all()
 
     def _check(self, cause: Exception | None = None) -> None:
+        if self._retired:
+            raise ShardUnavailable(f"shard {self.index} is not here any more: {self._retired}")
         if self._broken:
             raise ShardBroken(f"shard {self.index} must be restarted from a checkpoint: {self._broken}") from cause
 

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import grpc
-
 from streamtrain.errors import ShardRefused
 from streamtrain.model.features import RowType
 from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps import wire
 from streamtrain.ps.client import Client
 from streamtrain.ps.clock import Clock, Stand
-from streamtrain.ps.control import Metadata, RemoteControl, Retry
+from streamtrain.ps.control import Metadata, Retry
+from streamtrain.ps.keeping import CutAt, Frozen
 from streamtrain.ps.leader import leader_of
-from streamtrain.ps.node import CutAt, Frozen, Node
+from streamtrain.ps.node import Node
 from streamtrain.ps.push import Floats
 from streamtrain.ps.remote import Introduction, RemoteSession
+from streamtrain.ps.route import Pair, Place, control_of, route_of
 from streamtrain.ps.session import LocalSession, Session
 from streamtrain.ps.shard import Initial, Row, Run
 from streamtrain.ps.status import status_of
@@ -125,20 +125,19 @@ class Shards:
     """All shards of a cluster.
 
     Args:
-        places: where each is, in order of their index: a node of this process, or a channel with its target.
+        places: where each is, in order of their index: a node of this process, or a channel with its target, or two of
+            them, one of its primary and one of its backup.
         beginning: what a run begins with.
         metadata: sent with every remote call, such as a token.
     """
 
-    def __init__(
-        self, places: Sequence[Node | tuple[grpc.Channel, str]], beginning: Beginning, metadata: Metadata = ()
-    ) -> None:
+    def __init__(self, places: Sequence[Node | Place | Pair], beginning: Beginning, metadata: Metadata = ()) -> None:
         self._places = places
         self._beginning = beginning
         self._metadata = metadata
         self._run: Run | None = None  # as once agreed
         self.controls: list[Control] = [
-            LocalControl(place) if isinstance(place, Node) else RemoteControl(*place, metadata) for place in places
+            LocalControl(place) if isinstance(place, Node) else control_of(place, metadata) for place in places
         ]
 
     def agree(self) -> Run:
@@ -218,7 +217,15 @@ class Shards:
         sessions: list[Session] = [
             LocalSession(place.shard, place.consistency, worker)
             if isinstance(place, Node)
-            else RemoteSession(*place, i, who, self.agree, retry=retry, metadata=self._metadata, stopped=stopped)
+            else self._session(i, place, who, retry, stopped)
             for i, place in enumerate(self._places)
         ]
         return Client(sessions, spec)
+
+    def _session(
+        self, index: int, place: Place | Pair, who: Introduction, retry: Retry | None, stopped: threading.Event | None
+    ) -> Session:
+        first, route = route_of(place, self._metadata)
+        return RemoteSession(
+            *first, index, who, self.agree, retry=retry, metadata=self._metadata, stopped=stopped, route=route
+        )

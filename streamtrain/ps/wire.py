@@ -186,27 +186,34 @@ def encode_request(push: Push | None, pull: Pull | None, dtype: RowType) -> byte
         request.pull.CopyFrom(pb.Pull(rows=[len(one) for one in pull.keys], ahead=pull.ahead))
         arrays += pull.keys
     if push is not None:
-        marks = push.watermarks
-        request.push.CopyFrom(
-            pb.Push(
-                rows=[len(update.keys) for update in push.updates],
-                spans=[pb.Span(partition=p, start=s, end=e, watermark=marks.get(p, 0.0)) for p, s, e in push.spans],
-                samples=push.samples,
-                watermark=push.watermark,
-            )
-        )
-        for update in push.updates:
-            arrays += [update.keys, update.counts, update.times]
-        floats = [update.gradients for update in push.updates]
-        arrays += _floats_of([*floats, push.dense_gradient, push.statistics_change] if push.samples else floats, dtype)
+        arrays += put_push(push, request.push, dtype)
     return frame(request, arrays)
+
+
+def put_push(push: Push, message: Any, dtype: RowType) -> list[Array]:
+    """Puts a push into a message, and gives its bulk."""
+    marks = push.watermarks
+    message.CopyFrom(
+        pb.Push(
+            rows=[len(update.keys) for update in push.updates],
+            spans=[pb.Span(partition=p, start=s, end=e, watermark=marks.get(p, 0.0)) for p, s, e in push.spans],
+            samples=push.samples,
+            watermark=push.watermark,
+        )
+    )
+    arrays: list[Array] = []
+    for update in push.updates:
+        arrays += [update.keys, update.counts, update.times]
+    floats = [update.gradients for update in push.updates]
+    floats += [push.dense_gradient, push.statistics_change] if push.samples else []
+    return arrays + _floats_of(floats, dtype)
 
 
 def decode_request(request: Any, bulk: memoryview, sizes: Sizes, dtype: RowType) -> tuple[Push | None, Pull | None]:
     """The push and the pull of a request to a shard of some sizes, as far as there are."""
     arrays = Bulk(bulk, dtype)
     pull = _take_pull(request.pull, arrays, len(sizes.dims)) if request.HasField("pull") else None
-    push = _take_push(request.push, arrays, sizes) if request.HasField("push") else None
+    push = take_push(request.push, arrays, sizes) if request.HasField("push") else None
     arrays.end()
     return push, pull
 
@@ -216,7 +223,8 @@ def _take_pull(pull: Any, arrays: Bulk, tables: int) -> Pull:
     return Pull([arrays.take("<u8", count) for count in pull.rows], pull.ahead)
 
 
-def _take_push(push: Any, arrays: Bulk, sizes: Sizes) -> Push:
+def take_push(push: Any, arrays: Bulk, sizes: Sizes) -> Push:
+    """A push, whose bulk comes next."""
     dims, dense, statistics = sizes
     _check_tables(push.rows, len(dims))
     columns = [(arrays.take("<u8", n), arrays.take("<u4", n), arrays.take("<u4", n)) for n in push.rows]

@@ -8,7 +8,8 @@ import pytest
 
 from streamtrain.errors import CheckpointError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.ps.clock import Span
-from streamtrain.ps.node import NO_EPOCH, Mark
+from streamtrain.ps.keeping import Mark
+from streamtrain.ps.node import NO_EPOCH
 from streamtrain.ps.shard import Initial, Run, Shard
 from streamtrain.ps.shards import Control
 from streamtrain.store.epochs import Epochs

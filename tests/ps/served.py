@@ -13,7 +13,8 @@ from streamtrain.ps.client import Client, Pushing
 from streamtrain.ps.clock import Cursor, Ends, Span
 from streamtrain.ps.consistency import Async, Consistency
 from streamtrain.ps.control import CHANNEL_OPTIONS
-from streamtrain.ps.node import Keeper, Node
+from streamtrain.ps.keeping import Keeper
+from streamtrain.ps.node import Node
 from streamtrain.ps.push import Pushed
 from streamtrain.ps.server import Server
 from streamtrain.ps.sessions import Limits

@@ -255,7 +255,7 @@ def test_a_bad_beginning_is_refused_and_the_shard_stays_empty(name: str) -> None
     with served(1) as of:
         control = RemoteControl(*of.channels[0])
         with pytest.raises(grpc.RpcError) as caught:
-            control._initialise(pb.InitialiseRequest(**{**good, **changed}), timeout=20)
+            control._methods["initialise"](pb.InitialiseRequest(**{**good, **changed}), timeout=20)
         assert caught.value.code() == code
         assert_matches(message, caught.value.details())
         status = control.status()

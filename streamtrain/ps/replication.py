@@ -1,0 +1,277 @@
+"""Replication: a primary has its backup apply what it applies, and acknowledges nothing that the backup lacks."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any, NamedTuple
+
+import grpc
+
+import streamtrain.ps.ps_pb2 as pb
+from streamtrain.errors import ShardUnavailable
+from streamtrain.ps import wire
+from streamtrain.ps.control import Metadata, translated
+from streamtrain.ps.copying import Line, copy_of, push_record, rows_of
+from streamtrain.ps.push import Push
+from streamtrain.ps.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+_BEATS = 8  # in the patience, so that silence means something
+_PAUSE = 1.0  # seconds between two attempts while the backup is away
+_SILENT = 2  # calls in a row: a pause of this process spoils one
+_ROWS = 1 << 12  # read while pushes wait
+_BEHIND = 32  # records that may be under way while the backup is not in step
+_SOON = 0.05  # seconds between two calls of which the first had no answer
+_GONE = ("Connection refused", "No such file or directory")
+_BEAT = wire.frame(pb.Record(), [])
+
+
+class State(Enum):
+    """How the backup is.
+
+    Attributes:
+        ASKING: it is being asked whether it has taken over; nothing is acknowledged.
+        AWAY: it has no claim, or does not answer.
+        COPYING: it has no claim, and is sent everything.
+        IN_STEP: it has all that is acknowledged.
+        RETIRED: it has taken over, or this process ends.
+    """
+
+    ASKING = "asking"
+    AWAY = "away"
+    COPYING = "copying"
+    IN_STEP = "in step"
+    RETIRED = "retired"
+
+
+class Backup(NamedTuple):
+    """Where a backup is.
+
+    Attributes:
+        channel: to its server.
+        target: its address, for messages.
+        metadata: sent with every call.
+    """
+
+    channel: grpc.Channel
+    target: str
+    metadata: Metadata = ()
+
+
+class Replication:
+    """See `Mirror`. docs/design.md says why it is done this way.
+
+    Args:
+        shard: what is replicated.
+        line: of the shard.
+        backup: where it is.
+        patience: seconds that an answer may take before the backup is asked whether it still follows.
+        retire: called with the reason when it has taken over.
+        count: called with "backup_lost" each time that the primary goes on alone after they were in step.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        line: Line,
+        backup: Backup,
+        patience: float,
+        *,
+        retire: Callable[[str], object],
+        count: Callable[[str], object] = lambda name: None,
+    ) -> None:
+        self._shard, self._line = shard, line
+        channel, self._target, self._metadata = backup
+        self._patience = patience
+        self._retire, self._count = retire, count
+        self._release = channel.unary_unary(
+            f"/{wire.SERVICE}/Release",
+            lambda request: request.SerializeToString(),
+            pb.Released.FromString,
+        )
+        self._follow = channel.stream_stream(f"/{wire.SERVICE}/Follow", response_deserializer=pb.Recorded.FromString)
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[int, Push]] | None = None  # of the stream that is there
+        self._recorded = self._applied = 0  # numbers of the last record, and of the last that the backup has applied
+        self._in_step_from: int | None = None  # number of the record that says so
+        self._call: Any = None
+        self._heard = 0.0
+        self._told = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replication", daemon=True)
+        self.state = State.ASKING
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends. Who waits is told that the shard is going away."""
+        self.retire()
+        self._thread.join()
+
+    def retire(self) -> None:
+        """The same, without waiting for it."""
+        self._stop.set()
+        with self._changed:
+            self._become(State.RETIRED)
+            if self._call is not None:
+                self._call.cancel()
+
+    def record(self, push: Push) -> None:
+        """See Mirror."""
+        with self._changed:
+            if self._queue is not None:
+                self._recorded += 1
+                self._queue.append((self._recorded, push))
+                self._changed.notify_all()
+
+    def settle(self) -> None:
+        """See Mirror."""
+        with self._changed:
+            number, deadline = self._recorded, time.monotonic() + self._patience
+            while not self._is_settled(number):
+                self._changed.wait(max(deadline - time.monotonic(), 0.01))
+                if time.monotonic() > deadline:
+                    self._doubt()
+
+    def _is_settled(self, number: int) -> bool:
+        if self.state is State.RETIRED:
+            raise ShardUnavailable(f"shard {self._shard.index} is going away, or its backup has taken over")
+        if self.state is State.COPYING:
+            return self._recorded - self._applied <= _BEHIND
+        return self.state is State.AWAY or (self.state is State.IN_STEP and self._applied >= number)
+
+    def _doubt(self) -> None:
+        """The backup has not answered for too long: has the stream end, upon which it is asked."""
+        if self.state in (State.COPYING, State.IN_STEP):
+            self._become(State.ASKING)
+            self._call.cancel()
+
+    def _become(self, state: State) -> None:
+        if self.state is not State.RETIRED:
+            self.state = state
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                if not self._ask():
+                    return
+                self._stream()
+            except Exception as exc:  # whatever it is: nothing would be acknowledged any more
+                self._ended(exc)
+            if self.state is State.AWAY:
+                self._stop.wait(_PAUSE)
+
+    def _ask(self) -> bool:
+        """Has the backup give up its claim, for a new copy; False: it has taken over.
+
+        Raises:
+            grpc.RpcError: it does not answer. The primary goes on alone.
+        """
+        request = pb.ReleaseRequest(shard=self._shard.index, shards=self._shard.shards, line=self._line.message())
+        for left in reversed(range(_SILENT)):
+            try:
+                answer = self._release(request, timeout=self._patience, metadata=self._metadata)
+                break
+            except grpc.RpcError as exc:
+                if self._stop.is_set() or _is_gone(exc) or not left:
+                    raise
+                self._stop.wait(_SOON)
+        if answer.taken_over:
+            with self._changed:
+                self._become(State.RETIRED)
+            self._retire(f"its backup at {self._target} has taken over")
+        return not answer.taken_over
+
+    def _stream(self) -> None:
+        """Sends the copy, and what is applied from there on, until the stream breaks."""
+        with self._changed:
+            self._call = self._follow(self._records(), metadata=self._metadata)
+            self._heard = time.monotonic()
+            self._become(State.COPYING)
+        for answer in self._call:
+            with self._changed:
+                self._heard = time.monotonic()
+                self._applied = max(self._applied, answer.number)
+                if self.state is State.COPYING and answer.number and answer.number == self._in_step_from:
+                    self._become(State.IN_STEP)
+                    self._told = ""
+                    logger.info("the backup of shard %d at %s is in step", self._shard.index, self._target)
+                self._changed.notify_all()
+        raise ShardUnavailable(f"{self._target} ended the stream")
+
+    def _ended(self, exc: Exception) -> None:
+        """A stream has ended, upon which the backup is asked; or asking has failed, upon which there is none."""
+        told = str(translated(exc, self._target) if isinstance(exc, grpc.RpcError) else exc)
+        with self._changed:
+            had_claim, self._in_step_from = self._in_step_from is not None, None
+            self._queue = None
+            if self._call is not None:
+                self._call.cancel()
+            self._call = None
+            if had_claim:
+                self._become(State.ASKING)
+            else:
+                self._become(State.AWAY)
+        if had_claim:
+            self._count("backup_lost")
+        if told != self._told and not self._stop.is_set():
+            logger.warning("shard %d: its backup does not follow: %s", self._shard.index, told)
+        self._told = told
+
+    def _records(self) -> Iterator[bytes]:
+        """What the backup is sent; read by a thread of gRPC, which drops it when the stream ends."""
+        queue: deque[tuple[int, Push]] = deque()
+        with self._shard.still():
+            with self._changed:
+                if self.state is not State.COPYING or self._queue is not None:  # the stream has ended already
+                    return
+                self._queue = queue
+            copy = copy_of(self._shard, self._line)
+        yield copy
+        for t, table in enumerate(self._shard.tables):
+            cursor: int | None = 0
+            while cursor is not None:
+                with self._shard.still():  # what is read follows on exactly the pushes that were recorded before
+                    before = self._taken(queue)
+                    cursor, rows = table.scan(cursor, _ROWS)
+                yield from (push_record(*one) for one in before)
+                yield rows_of(t, rows)
+        with self._changed:
+            before = self._taken(queue)
+            self._recorded += 1
+            number = self._recorded
+            if self._queue is queue:
+                self._in_step_from = number
+        yield from (push_record(*one) for one in before)
+        yield wire.frame(pb.Record(number=number, in_step=True), [])
+        while True:
+            yield from self._next(queue)
+
+    def _next(self, queue: deque[tuple[int, Push]]) -> list[bytes]:
+        """What was recorded; or that the primary is alive, once it has been silent for a while."""
+        with self._changed:
+            if not queue:
+                self._changed.wait(self._patience / _BEATS)
+            if time.monotonic() - self._heard > self._patience and self._queue is queue:
+                self._doubt()
+            before = self._taken(queue)
+        return [push_record(*one) for one in before] or [_BEAT]
+
+    def _taken(self, queue: deque[tuple[int, Push]]) -> list[tuple[int, Push]]:
+        with self._changed:
+            taken = [*queue]
+            queue.clear()
+            return taken
+
+
+def _is_gone(exc: Any) -> bool:
+    """Whether nobody listens where the backup was: whatever claim it had has ended with its process."""
+    details = exc.details() or ""
+    return exc.code() is grpc.StatusCode.UNAVAILABLE and any(one in details for one in _GONE)

@@ -1,0 +1,122 @@
+"""A shard with its backup behind real gRPC servers on loopback, in the test's process, for tests."""
+
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from streamtrain.ps.consistency import Async
+from streamtrain.ps.control import CHANNEL_OPTIONS
+from streamtrain.ps.node import Node
+from streamtrain.ps.pairing import Pairing
+from streamtrain.ps.replication import Backup, State
+from streamtrain.ps.route import Pair
+from streamtrain.ps.server import Server
+from streamtrain.ps.shards import Beginning, Shards
+from tests.cluster.ports import free_ports
+from tests.ps.raw import until
+from tests.ps.served import COUNTING
+
+SECONDS = 60.0
+PATIENCE = 1.0
+
+
+class Place:
+    """One of the two, as a process would be: started, killed and started again.
+
+    Args:
+        addresses: of both.
+        at: which it is.
+        index: of the shard.
+        shards: how many there are.
+        patience: seconds.
+    """
+
+    def __init__(self, addresses: tuple[str, str], at: int, index: int, shards: int, patience: float) -> None:
+        self._addresses, self._at, self._patience = addresses, at, patience
+        self._shard = index, shards
+        self._channel: Any = None
+        self.retired: list[str] = []
+        self.node: Node | None = None
+
+    def start(self) -> Node:
+        self.node = node = Node(*self._shard, Async)
+        self.retired = []
+        other = self._addresses[1 - self._at]
+        self._channel = grpc.insecure_channel(other, options=CHANNEL_OPTIONS)
+        backup = Backup(self._channel, other)
+        self._pairing = Pairing(node, backup, self._patience, retired=self.retired.append)
+        self._server = Server(node)
+        assert self._server.grpc.add_insecure_port(self._addresses[self._at])
+        self._server.start()
+        self._pairing.begin(is_first=self._at == 0)
+        return node
+
+    def kill(self) -> None:
+        """Ends without a word to anybody but what the system says of closed sockets."""
+        node, self.node = self.node, None
+        if node is None:
+            return
+        self._channel.close()
+        self._server.stop(0)
+        self._pairing.end()
+
+    @property
+    def state(self) -> State | None:
+        """How its backup is, if it is primary."""
+        node = self.node
+        return node.replication.state if node is not None and node.ready and node.replication else None
+
+
+class Paired:
+    """Shards with a backup each; all ends with the context."""
+
+    def __init__(self, shards: int = 1, *, beginning: Beginning = COUNTING, patience: float = PATIENCE) -> None:
+        ports = free_ports(2 * shards)
+        self.beginning = beginning
+        self._channels: list[Any] = []
+        self.places: list[tuple[Place, Place]] = []
+        self._pairs: list[Pair] = []
+        for i in range(shards):
+            first, second = (f"127.0.0.1:{port}" for port in ports[2 * i : 2 * i + 2])
+            self.places.append(
+                (
+                    Place((first, second), 0, i, shards, patience),
+                    Place((first, second), 1, i, shards, patience),
+                )
+            )
+            self._pairs.append((self._channel(first), self._channel(second)))
+
+    def _channel(self, address: str) -> tuple[Any, str]:
+        self._channels.append(grpc.insecure_channel(address, options=CHANNEL_OPTIONS))
+        return self._channels[-1], address
+
+    def __enter__(self) -> "Paired":
+        for first, second in self.places:
+            second.start()
+            first.start()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        for pair in self.places:
+            for place in pair:
+                place.kill()
+        for channel in self._channels:
+            channel.close()
+
+    def shards(self) -> Shards:
+        """As a worker knows them."""
+        return Shards(self._pairs, self.beginning)
+
+    def wait(self, index: int = 0) -> Place:
+        """The primary of a shard, once its backup is in step."""
+
+        def found() -> list[Place]:
+            return [place for place in self.places[index] if place.state is State.IN_STEP]
+
+        until(found, SECONDS)
+        return found()[0]
+
+    def other(self, place: Place) -> Place:
+        """The one that it is paired with."""
+        return next(pair[1 - pair.index(place)] for pair in self.places if place in pair)
