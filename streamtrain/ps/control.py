@@ -50,6 +50,13 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
+def is_gone(error: BaseException | None) -> bool:
+    """Whether a call failed as nobody listens there: the process that did has ended."""
+    if not isinstance(error, grpc.RpcError) or error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    return any(one in (error.details() or "") for one in ("Connection refused", "No such file or directory"))
+
+
 def translated(error: grpc.RpcError, target: str) -> Exception:
     """The error of ours that a gRPC status means. What may pass by itself is ShardUnavailable."""
     code, details = error.code(), f"{target}: {error.details()}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from streamtrain.errors import ShardError, ShardUnavailable
-from streamtrain.ps.control import RemoteControl
+from streamtrain.ps.control import RemoteControl, is_gone
 from streamtrain.ps.copying import Line
 from streamtrain.ps.follower import Follower
 from streamtrain.ps.node import Node
@@ -25,6 +25,7 @@ class Pairing:
         node: one of the two; it follows from now on, until `begin` says otherwise or it takes over.
         peer: the other.
         patience: seconds that the other may take to answer.
+        pause: seconds between two attempts to reach the other while it is away.
         promoted: called when the node has taken over.
         retired: called with the reason once another has taken over from the node: it ends, and may be started again.
     """
@@ -35,18 +36,21 @@ class Pairing:
         peer: Backup,
         patience: float,
         *,
+        pause: float = 1.0,
         promoted: Callable[[], object] = lambda: None,
         retired: Callable[[str], object] = logger.error,
     ) -> None:
-        self._node, self._peer, self._patience = node, peer, patience
+        self._node, self._peer, self._patience, self._pause = node, peer, patience, pause
         self._control = RemoteControl(*peer, patience)
-        self._pause = threading.Event()
+        self._never = threading.Event()
         node.follower = Follower(node, patience / 2, promoted)
         node.follows, node.replicate, node.retired = True, self._replicate, retired
 
     def _replicate(self, shard: Shard, line: Line) -> Replication:
         node = self._node
-        replication = Replication(shard, line, self._peer, self._patience, retire=node.retire, count=node.count)
+        replication = Replication(
+            shard, line, self._peer, self._patience, pause=self._pause, retire=node.retire, count=node.count
+        )
         replication.start()
         return replication
 
@@ -79,8 +83,10 @@ class Pairing:
                 return bool(status.ready)
             except ShardUnavailable as exc:
                 trouble: ShardError = exc
+                if is_gone(exc.__cause__):
+                    break
             if left:
-                self._pause.wait(self._patience / _TRIES)
+                self._never.wait(self._patience / _TRIES)
         logger.info("the other place of shard %d does not lead: %s", self._node.index, trouble)
         return False
 

@@ -13,7 +13,7 @@ import grpc
 import streamtrain.ps.ps_pb2 as pb
 from streamtrain.errors import ShardUnavailable
 from streamtrain.ps import wire
-from streamtrain.ps.control import Metadata, translated
+from streamtrain.ps.control import Metadata, is_gone, translated
 from streamtrain.ps.copying import Line, copy_of, push_record, rows_of
 from streamtrain.ps.push import Push
 from streamtrain.ps.shard import Shard
@@ -21,12 +21,10 @@ from streamtrain.ps.shard import Shard
 logger = logging.getLogger(__name__)
 
 _BEATS = 8  # in the patience, so that silence means something
-_PAUSE = 1.0  # seconds between two attempts while the backup is away
 _SILENT = 2  # calls in a row: a pause of this process spoils one
 _ROWS = 1 << 12  # read while pushes wait
 _BEHIND = 32  # records that may be under way while the backup is not in step
 _SOON = 0.05  # seconds between two calls of which the first had no answer
-_GONE = ("Connection refused", "No such file or directory")
 _BEAT = wire.frame(pb.Record(), [])
 
 
@@ -71,6 +69,7 @@ class Replication:
         backup: where it is.
         patience: seconds that an answer may take before the backup is asked whether it still follows.
         retire: called with the reason when it has taken over.
+        pause: seconds between two attempts while the backup is away.
         count: called with "backup_lost" each time that the primary goes on alone after they were in step.
     """
 
@@ -82,11 +81,12 @@ class Replication:
         patience: float,
         *,
         retire: Callable[[str], object],
+        pause: float = 1.0,
         count: Callable[[str], object] = lambda name: None,
     ) -> None:
         self._shard, self._line = shard, line
         channel, self._target, self._metadata = backup
-        self._patience = patience
+        self._patience, self._pause = patience, pause
         self._retire, self._count = retire, count
         self._release = channel.unary_unary(
             f"/{wire.SERVICE}/Release",
@@ -166,7 +166,7 @@ class Replication:
             except Exception as exc:  # whatever it is: nothing would be acknowledged any more
                 self._ended(exc)
             if self.state is State.AWAY:
-                self._stop.wait(_PAUSE)
+                self._stop.wait(self._pause)
 
     def _ask(self) -> bool:
         """Has the backup give up its claim, for a new copy; False: it has taken over.
@@ -180,7 +180,7 @@ class Replication:
                 answer = self._release(request, timeout=self._patience, metadata=self._metadata)
                 break
             except grpc.RpcError as exc:
-                if self._stop.is_set() or _is_gone(exc) or not left:
+                if self._stop.is_set() or is_gone(exc) or not left:
                     raise
                 self._stop.wait(_SOON)
         if answer.taken_over:
@@ -269,9 +269,3 @@ class Replication:
             taken = [*queue]
             queue.clear()
             return taken
-
-
-def _is_gone(exc: Any) -> bool:
-    """Whether nobody listens where the backup was: whatever claim it had has ended with its process."""
-    details = exc.details() or ""
-    return exc.code() is grpc.StatusCode.UNAVAILABLE and any(one in details for one in _GONE)

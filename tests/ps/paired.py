@@ -1,12 +1,14 @@
 """A shard with its backup behind real gRPC servers on loopback, in the test's process, for tests."""
 
+import math
 from types import TracebackType
 from typing import Any
 
 import grpc
 
+from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.control import CHANNEL_OPTIONS
+from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
 from streamtrain.ps.node import Node
 from streamtrain.ps.pairing import Pairing
 from streamtrain.ps.replication import Backup, State
@@ -18,7 +20,7 @@ from tests.ps.raw import until
 from tests.ps.served import COUNTING
 
 SECONDS = 60.0
-PATIENCE = 1.0
+PATIENCE = 30.0  # so long that a slow machine is never taken for a backup that is away
 
 
 class Place:
@@ -43,9 +45,10 @@ class Place:
         self.node = node = Node(*self._shard, Async)
         self.retired = []
         other = self._addresses[1 - self._at]
+        self._own = grpc.insecure_channel(self._addresses[self._at], options=CHANNEL_OPTIONS)
         self._channel = grpc.insecure_channel(other, options=CHANNEL_OPTIONS)
         backup = Backup(self._channel, other)
-        self._pairing = Pairing(node, backup, self._patience, retired=self.retired.append)
+        self._pairing = Pairing(node, backup, self._patience, pause=0.05, retired=self.retired.append)
         self._server = Server(node)
         assert self._server.grpc.add_insecure_port(self._addresses[self._at])
         self._server.start()
@@ -57,9 +60,30 @@ class Place:
         node, self.node = self.node, None
         if node is None:
             return
-        self._channel.close()
+        self._pairing.end()  # first, so that nothing is acknowledged any more
         self._server.stop(0)
-        self._pairing.end()
+        self._channel.close()
+        self._own.close()
+
+    def control(self) -> RemoteControl:
+        """Of the node, whatever it is."""
+        return RemoteControl(self._own, self._addresses[self._at])
+
+    def take_over(self) -> None:
+        """As if its primary had been silent for long."""
+        assert self.node is not None
+        follower = self.node.follower
+        assert follower is not None
+
+        def done() -> bool:
+            follower._heard = -math.inf
+            try:
+                follower.promote()
+            except ShardUnavailable:  # it was heard of just then
+                return False
+            return True
+
+        until(done, SECONDS)
 
     @property
     def state(self) -> State | None:
