@@ -1,6 +1,7 @@
 """A shard with its backup behind real gRPC servers on loopback, in the test's process, for tests."""
 
 import math
+import time
 from types import TracebackType
 from typing import Any
 
@@ -9,11 +10,13 @@ import grpc
 from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.copying import Line
 from streamtrain.ps.node import Node
 from streamtrain.ps.pairing import Pairing
 from streamtrain.ps.replication import Backup, State
 from streamtrain.ps.route import Pair
 from streamtrain.ps.server import Server
+from streamtrain.ps.shard import Shard
 from streamtrain.ps.shards import Beginning, Shards
 from tests.cluster.ports import free_ports
 from tests.ps.raw import until
@@ -42,6 +45,16 @@ class Place:
         self.node: Node | None = None
 
     def start(self) -> Node:
+        """Starts it, to be whatever it is to be."""
+        node = self._serve()
+        self._pairing.begin(is_first=self._at == 0)
+        return node
+
+    def start_alone(self, shard: Shard) -> None:
+        """Starts it with a shard that it has restored, as if it had not reached the other."""
+        self._serve().take(shard, Line(time.time_ns(), 1))
+
+    def _serve(self) -> Node:
         self.node = node = Node(*self._shard, Async)
         self.retired = []
         other = self._addresses[1 - self._at]
@@ -52,7 +65,6 @@ class Place:
         self._server = Server(node)
         assert self._server.grpc.add_insecure_port(self._addresses[self._at])
         self._server.start()
-        self._pairing.begin(is_first=self._at == 0)
         return node
 
     def kill(self) -> None:

@@ -21,7 +21,7 @@ from streamtrain.ps.replication import State
 from streamtrain.ps.shard import Initial, Run, Shard
 from streamtrain.ps.shards import Beginning, Shards
 from tests.cluster.saved import contents, dense
-from tests.ps.counting import SPEC, Log, assert_exact, pushes
+from tests.ps.counting import SPEC, Log, assert_exact, new_shard, pushes
 from tests.ps.paired import SECONDS, Paired, Place
 from tests.ps.raw import until
 from tests.ps.served import push, served
@@ -168,6 +168,53 @@ def test_a_backup_serves_nothing_and_does_not_take_over_from_a_primary_that_is_t
             backup.initialise(0, 1, Initial(Run("other", {}), SPEC, np.zeros(5, np.float32), np.zeros(2, np.float32)))
         worker.learn(5)
         assert pairs.wait() is primary
+        worker.client.close()
+
+
+def test_a_primary_that_comes_back_from_a_pause_acknowledges_nothing() -> None:
+    with Paired(1) as pairs:
+        worker = Worker(pairs.shards())
+        worker.learn(3)
+        primary = pairs.wait()
+        node, backup = primary.node, pairs.other(primary)
+        assert node is not None
+        shard = node.shard
+        backup.take_over()
+        for _ in range(2):  # also when it has applied it
+            with pytest.raises(ShardUnavailable):
+                shard.push(pushes(LOG, [Span(0, 3, 4)], 1)[0])
+        until(lambda: primary.retired, SECONDS)
+        with pytest.raises(ShardUnavailable, match="has taken over"):
+            primary.control().inspect("ids", 1)
+        worker.learn(9)
+        assert worker.rewinds == 0
+        assert backup.node is not None
+        assert_exact([backup.node.shard], upto(9))
+        worker.client.close()
+
+
+def test_of_two_primaries_the_later_beginning_wins() -> None:
+    """One came back from a checkpoint, as it could not reach the other."""
+    with Paired(1) as pairs:
+        worker = Worker(pairs.shards())
+        worker.learn(3)
+        first = pairs.wait()
+        second = pairs.other(first)
+        assert first.node is not None
+        begun = first.node.shard.run
+        first.kill()
+        worker.learn(6)
+        restored = new_shard(0, 1)
+        restored.run = begun
+        first.start_alone(restored)
+        until(lambda: second.retired, SECONDS)
+        second.kill()
+        worker.learn(9)
+        assert worker.rewinds == 1
+        assert first.node is not None
+        assert_exact([first.node.shard], upto(9))
+        second.start()
+        assert pairs.wait() is first
         worker.client.close()
 
 
