@@ -16,9 +16,9 @@ import streamtrain.ps.ps_pb2 as pb
 from streamtrain.errors import ShardError, ShardUnavailable
 from streamtrain.model.features import RowType
 from streamtrain.ps import wire
+from streamtrain.ps.connection import Connection
 from streamtrain.ps.control import Metadata, RemoteControl, Retry, Route, patiently, translated
 from streamtrain.ps.lane import offer, offered
-from streamtrain.ps.line import Line
 from streamtrain.ps.push import Push, Pushed
 from streamtrain.ps.session import Into
 
@@ -102,7 +102,7 @@ class RemoteSession:
         self._retry = retry or Retry()
         self._metadata = metadata
         self._stopped = stopped or threading.Event()
-        self._line: Line | None = None
+        self._connection: Connection | None = None
         self._asked: deque[_Asked[Any]] = deque()
         self._held: _Asked[Pushed] | None = None
         self._progress: int | None = None
@@ -164,18 +164,18 @@ class RemoteSession:
     def beat(self) -> None:
         """See Session. Also gives up a connection on which an answer is overdue."""
         now = time.monotonic()
-        line = self._line
-        if line is None:
+        connection = self._connection
+        if connection is None:
             return
         if now - self._waiting_since > self._retry.timeout:
-            line.cancel()
+            connection.cancel()
         elif self._waiting_since == float("inf") and now - self._said > self._retry.timeout / 8:
-            line.say(_BEAT)
+            connection.say(_BEAT)
 
     def close(self) -> None:
         """See Session."""
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _flush(self) -> None:
         """Sends a push that was held back to go together with a pull: a message costs more than what is in it."""
@@ -184,9 +184,9 @@ class RemoteSession:
             self._say(wire.encode_request(push.request, None, self._who.dtype))
 
     def _say(self, data: bytes) -> None:
-        assert self._line is not None
+        assert self._connection is not None
         self._said = time.monotonic()
-        self._line.say(data)
+        self._connection.say(data)
 
     def receive(self) -> None:
         """Waits for the answer to the first request that has none."""
@@ -205,10 +205,10 @@ class RemoteSession:
                 self._asked.popleft()
 
     def _next(self) -> tuple[Any, memoryview]:
-        assert self._line is not None
+        assert self._connection is not None
         self._waiting_since = time.monotonic()
         try:
-            return wire.unframe(pb.Answer, self._line.hear())
+            return wire.unframe(pb.Answer, self._connection.hear())
         except ValueError as exc:
             raise ShardUnavailable(f"{self._target}: {exc}") from exc
         except StopIteration as exc:
@@ -230,8 +230,8 @@ class RemoteSession:
         patiently(self._try_to_connect, self._retry, self._stopped)
 
     def _try_to_connect(self) -> None:
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
         if self._route is not None:
             self._go_to(*self._route.find())
         if not self._control.status().ready:
@@ -247,10 +247,10 @@ class RemoteSession:
             progress=self._progress,
             lane=offered(lane) if lane else None,
         )
-        self._line = Line(self._open, self._metadata, wire.frame(pb.Request(join=join), []))
+        self._connection = Connection(self._open, self._metadata, wire.frame(pb.Request(join=join), []))
         answer, _ = self._next()
         if lane and answer.joined.lane:
-            self._line.move(lane)
+            self._connection.move(lane)
         self._progress = answer.joined.progress
         self._held = None
         for asked in self._asked:

@@ -1,4 +1,4 @@
-"""Line: a worker's connection to a shard, over which messages go there and back."""
+"""Connection: how messages go between a worker and a shard, there and back."""
 
 import queue
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from streamtrain.ps.control import Metadata
 _MOST_BYTES = 1 << 31  # of an answer
 
 
-class Line:
+class Connection:
     """A call of gRPC; and a lane, once the shard has taken it.
 
     Args:
