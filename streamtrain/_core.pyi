@@ -1,4 +1,7 @@
-"""The native core: hash, decoder, plan, embedding table. See the headers in `_native/` for the contracts."""
+"""The native core: hash, decoder, plan, embedding table, commands of Redis.
+
+See the headers in `_native/` for the contracts.
+"""
 
 from collections.abc import Sequence
 from typing import Literal, final
@@ -218,6 +221,50 @@ class Lane:
         """
     def close(self) -> None:
         """Ends what this side waits for. The other side does not notice."""
+
+# commands of Redis
+def group_by_bucket(
+    buckets: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Groups things by the bucket of each, [n], below 2^24.
+
+    Returns:
+        indices of the things [n], bucket by bucket, within one as they were; the buckets that there are [b], ascending;
+        where the indices of each begin, and the last end [b + 1].
+
+    Raises:
+        ValueError: there can be no such bucket.
+    """
+
+def last_of_each(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Indices of keys [n] that no later one is equal to, ascending."""
+
+def pack_fields(
+    verb: bytes,
+    before: bytes,
+    after: bytes,
+    *,
+    order: NDArray[np.int64],
+    buckets: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    rows: NDArray[np.uint8] | None = None,
+) -> NDArray[np.uint8]:
+    """Commands "verb bucket key…", or with rows "verb bucket key row…", one for each bucket; see `_native/commands.h`.
+
+    Args:
+        verb: of the commands.
+        before: of the names of buckets, what stands before their six hexadecimal digits.
+        after: what stands after them.
+        order: indices of keys.
+        buckets: [b], below 2^24.
+        starts: [b + 1], where in `order` those of each bucket begin, and the last end.
+        keys: [n].
+        rows: [n, width].
+
+    Raises:
+        ValueError: these do not fit together.
+    """
 
 # dense parameters
 @final

@@ -58,6 +58,7 @@ void check_offsets(const Offset* offsets, size_t count, size_t size) {
     throw nb::value_error("offsets must ascend and stay within the data");
 }
 
+void bind_commands(nb::module_& m);
 void bind_decode(nb::module_& m);
 void bind_dense(nb::module_& m);
 void bind_hash(nb::module_& m);

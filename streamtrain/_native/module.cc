@@ -10,7 +10,8 @@ NB_MODULE(_core, m) {
   // A process that ends by an error still holds what the error's traceback refers to: no leak, and no news for its user.
   nanobind::set_leak_warnings(false);
 #endif
-  m.doc() = "Native core of streamtrain: hash, decoder, plan, embedding table, row optimizers.";
+  m.doc() = "Native core of streamtrain: hash, decoder, plan, embedding table, row optimizers, commands of Redis.";
+  streamtrain::bind_commands(m);
   streamtrain::bind_decode(m);
   streamtrain::bind_dense(m);
   streamtrain::bind_hash(m);

@@ -1,12 +1,12 @@
 """Published table: the rows of one table of a shard as they are published while it is trained."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain._core import Rows, Table
+from streamtrain._core import Rows, Table, last_of_each
 from streamtrain.store.origin import Floats, RowChange
 
 _READ_ROWS = 1 << 12  # in one turn, as pushes wait meanwhile
@@ -43,7 +43,7 @@ class PublishedTable:
             change = self._change(rows, rows.keys[:0])
             yield change._replace(gone=change.gone[:0])
 
-    def changes(self) -> list[RowChange]:
+    def changes(self) -> RowChange:
         """What has changed since all was read, or since the last time; counts the rows that there are then."""
         found = []
         while True:
@@ -52,7 +52,7 @@ class PublishedTable:
             rows = len(self._table)
             if not self._table.pending(self._channel):  # so nothing has changed since the drain: the count is exact
                 self.rows = rows - (0 if self._zeros is None else len(self._zeros))
-                return found
+                return together(found)
 
     def standing(self) -> Iterator[tuple[NDArray[np.uint64], Floats]]:
         """Every row that is in public or will be, keys [n] and embeddings [n, dim], at one moment or another.
@@ -100,6 +100,17 @@ def scanned(table: Table) -> Iterator[Rows]:
     while cursor is not None:
         cursor, rows = table.scan(cursor, _SCANNED_IDS)
         yield rows
+
+
+def together(changes: Sequence[RowChange]) -> RowChange:
+    """Changes of one table as one, in which later ones prevail: a bucket that many of them touch is written once."""
+    keys = np.concatenate([part for change in changes for part in (change.keys, change.gone)])
+    there = np.repeat([True, False] * len(changes), [len(part) for one in changes for part in (one.keys, one.gone)])
+    rows = np.concatenate([change.rows for change in changes])
+    last = last_of_each(keys)
+    if len(last) < len(keys):
+        rows = rows[(np.cumsum(there) - 1)[last[there[last]]]]
+    return RowChange(changes[0].table, keys[last[there[last]]], rows, keys[last[~there[last]]])
 
 
 def _drops_zeros(settings: dict[str, Any]) -> bool:

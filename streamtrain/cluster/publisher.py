@@ -94,7 +94,7 @@ class ShardPublisher:
         self._written = []
         for published in self._tables.values():
             yield from published.all()
-            yield from published.changes()
+            yield published.changes()
         self._count(rows)
 
     def _changes(self, number: int) -> list[RowChange]:
@@ -104,7 +104,7 @@ class ShardPublisher:
                 self._tables[change.table].put_back(change)
         self._number, self._written = number, []
         for table in self._tables.values():
-            self._written += table.changes()
+            self._written.append(table.changes())
         return self._written
 
     def _count(self, rows: dict[str, int]) -> None:

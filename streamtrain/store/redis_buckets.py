@@ -66,9 +66,9 @@ class Buckets:
         """Writes rows, then removes those that are gone; calls `between` before every batch."""
         names = self._keys.rows(change.table, self.layout.dictionary)
         for verb, keys, rows in ((b"HSET", change.keys, change.rows), (b"HDEL", change.gone, None)):
-            for lane, at in self._lanes(self.layout.buckets(change.table, keys)):
-                group = grouped(self.layout.buckets(change.table, keys[at]))
-                batches = on_fields(verb, names, group, keys[at], None if rows is None else rows[at])
+            buckets = self.layout.buckets(change.table, keys)
+            for lane, at in self._lanes(buckets):
+                batches = on_fields(verb, names, grouped(buckets[at], at), keys, rows)
                 _exhaust(lane, _with(between, batches))
 
     def read(self, table: str) -> Iterator[tuple[NDArray[np.uint64], Bytes, NDArray[np.int64]]]:
@@ -117,13 +117,13 @@ class Buckets:
         buckets = {table: self.layout.buckets(table, of) for table, of in keys.items()}
         ends = np.cumsum([0, *map(len, keys.values())])
         for lane, at in self._lanes(np.concatenate([np.empty(0, np.int64), *buckets.values()])):
-            asked: list[tuple[str, NDArray[np.int64], Batch]] = []
+            asked: list[tuple[str, Batch]] = []
             for table, start, end in zip(keys, ends, ends[1:], strict=False):
                 mine = at[(at >= start) & (at < end)] - start
-                names, of = self._keys.rows(table, self.layout.dictionary), keys[table][mine]
-                asked += [(table, mine, one) for one in on_fields(b"HMGET", names, grouped(buckets[table][mine]), of)]
-            for (table, mine, batch), (_, replies) in zip(asked, lane.run(one for *_, one in asked), strict=True):
-                self._fill(table, *found[table], mine[batch.order], list(chain.from_iterable(replies)))
+                names, group = self._keys.rows(table, self.layout.dictionary), grouped(buckets[table][mine], mine)
+                asked += [(table, one) for one in on_fields(b"HMGET", names, group, keys[table])]
+            for (table, batch), (_, replies) in zip(asked, lane.run(one for _, one in asked), strict=True):
+                self._fill(table, *found[table], batch.order, list(chain.from_iterable(replies)))
         return found
 
     def _fill(

@@ -1,7 +1,8 @@
-"""Commands on many hashes as bytes of the Redis protocol, put together by NumPy.
+"""Commands on many hashes as bytes of the Redis protocol.
 
 A client library packs value by value, which takes longer than the server needs for the command. Here all that is said
-of one bucket is one command, and all commands that are equally long are the rows of one matrix.
+of one bucket is one command. Those with fields are put together by the native core, the others, which are all equally
+long, by NumPy.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from streamtrain._core import group_by_bucket, pack_fields
 
 Bytes = NDArray[np.uint8]
 
@@ -59,12 +62,12 @@ class Batch(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """Keys sorted by their buckets.
+    """Keys by their buckets.
 
     Attributes:
         order: int64 [n], of the keys.
         buckets: int64 [b], those that there are, ascending.
-        starts: int64 [b + 1], where in `order` the keys of each begin.
+        starts: int64 [b + 1], where in `order` the keys of each begin, and the last end.
     """
 
     order: NDArray[np.int64]
@@ -72,12 +75,15 @@ class Grouped(NamedTuple):
     starts: NDArray[np.int64]
 
 
-def grouped(buckets: NDArray[np.int64]) -> Grouped:
-    """Groups keys by the bucket of each; within one they keep their order."""
-    order = np.argsort(buckets, kind="stable")
-    ascending = buckets[order]
-    starts = np.flatnonzero(np.concatenate([[True], ascending[1:] != ascending[:-1]])) if len(buckets) else order
-    return Grouped(order, ascending[starts], np.append(starts, len(buckets)))
+def grouped(buckets: NDArray[np.int64], at: NDArray[np.int64] | None = None) -> Grouped:
+    """Groups keys by the bucket of each; within one they keep their order.
+
+    Args:
+        buckets: int64 [n].
+        at: int64 [n], which of more keys these are; None: the first.
+    """
+    order, there, starts = group_by_bucket(buckets)
+    return Grouped(order if at is None else at[order], there, starts)
 
 
 def on_buckets(verb: bytes, names: KeyNames, buckets: NDArray[np.int64], *more: bytes) -> Batch:
@@ -112,42 +118,22 @@ def on_fields(
         keys: uint64 [n].
         rows: uint8 [n, width], the values.
     """
-    at = 0
+    keys, at = np.ascontiguousarray(keys), 0
     while at < len(group.buckets):
         end = max(at + 1, int(np.searchsorted(group.starts, group.starts[at] + BATCH_ROWS, "right")) - 1)
-        yield _batch(verb, names, Grouped(group.order, group.buckets[at:end], group.starts[at : end + 1]), keys, rows)
+        starts = group.starts[at : end + 1]
+        data = pack_fields(
+            verb,
+            names.before,
+            names.after,
+            order=group.order,
+            buckets=group.buckets[at:end],
+            starts=starts,
+            keys=keys,
+            rows=rows,
+        )
+        yield Batch(data, end - at, group.order[starts[0] : starts[-1]])
         at = end
-
-
-def _batch(verb: bytes, names: KeyNames, group: Grouped, keys: NDArray[np.uint64], rows: Bytes | None) -> Batch:
-    parts: list[Bytes] = []
-    orders: list[NDArray[np.int64]] = []
-    counts = np.diff(group.starts)
-    bucket_keys = names.of(group.buckets)
-    for count in np.unique(counts):
-        which = np.flatnonzero(counts == count)
-        members = group.order[(group.starts[which, None] + np.arange(count)).ravel()]
-        fields = _fields(keys[members], None if rows is None else rows[members])
-        per = 1 if rows is None else 2
-        head = _with_keys(verb, bucket_keys[which], 2 + per * int(count), b"")
-        parts.append(np.concatenate([head, fields.reshape(len(which), -1)], axis=1).ravel())
-        orders.append(members)
-    return Batch(np.concatenate(parts), len(counts), np.concatenate(orders))
-
-
-def _fields(keys: NDArray[np.uint64], rows: Bytes | None) -> Bytes:
-    """Of each key "$8 key", with rows "$8 key $width row", uint8 [n, …]."""
-    frame = b"" if rows is None else b"$%d\r\n" % rows.shape[1]
-    width = 14 if rows is None else 14 + len(frame) + rows.shape[1] + 2
-    fields = np.empty((len(keys), width), np.uint8)
-    fields[:, :4] = np.frombuffer(b"$8\r\n", np.uint8)
-    fields[:, 4:12] = keys.astype("<u8").view(np.uint8).reshape(-1, 8)
-    fields[:, 12:14] = (13, 10)
-    if rows is not None:
-        fields[:, 14 : 14 + len(frame)] = np.frombuffer(frame, np.uint8)
-        fields[:, 14 + len(frame) : -2] = rows
-        fields[:, -2:] = (13, 10)
-    return fields
 
 
 def _with_keys(verb: bytes, keys: Bytes, arguments: int, after: bytes) -> Bytes:
