@@ -104,13 +104,17 @@ def scanned(table: Table) -> Iterator[Rows]:
 
 def together(changes: Sequence[RowChange]) -> RowChange:
     """Changes of one table as one, in which later ones prevail: a bucket that many of them touch is written once."""
-    keys = np.concatenate([part for change in changes for part in (change.keys, change.gone)])
-    there = np.repeat([True, False] * len(changes), [len(part) for one in changes for part in (one.keys, one.gone)])
-    rows = np.concatenate([change.rows for change in changes])
-    last = last_of_each(keys)
-    if len(last) < len(keys):
-        rows = rows[(np.cumsum(there) - 1)[last[there[last]]]]
-    return RowChange(changes[0].table, keys[last[there[last]]], rows, keys[last[~there[last]]])
+    table, (keys, rows, gone) = changes[0].table, map(np.concatenate, zip(*(one[1:] for one in changes), strict=True))
+    parts = [part for one in changes for part in (one.keys, one.gone)]
+    every = np.concatenate(parts)
+    last = last_of_each(every)
+    if len(last) == len(every):
+        return RowChange(table, keys, rows, gone)
+    is_row = np.repeat([True, False] * len(changes), [len(part) for part in parts])
+    lasting = np.zeros(len(every), np.bool_)
+    lasting[last] = True
+    there = lasting[is_row]
+    return RowChange(table, keys[there], rows[there], gone[lasting[~is_row]])
 
 
 def _drops_zeros(settings: dict[str, Any]) -> bool:

@@ -121,7 +121,8 @@ def _bad_rows(read: Iterable[tuple[str, Floats]]) -> Iterator[str]:
     """How many rows of which tables are not finite."""
     counts: Counter[str] = Counter()
     for table, rows in read:
-        counts[table] += len(rows) - int(np.isfinite(rows).all(axis=1).sum())
+        if not np.isfinite(rows).all():
+            counts[table] += len(rows) - int(np.isfinite(rows).all(axis=1).sum())
     return (f"{count} rows of table {table}" for table, count in counts.items() if count)
 
 
