@@ -7,7 +7,7 @@ NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help system servers demo kafka test test-native sanitize check fmt bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish bench-realtime bench-path chaos clean
+.PHONY: help system servers demo kafka test test-native sanitize check fmt bench bench-scale bench-quick bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish bench-realtime bench-path chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -50,6 +50,15 @@ check: $(VENV)/ready ## ruff and mypy strict
 fmt: $(VENV)/ready ## format the Python code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(VENV)/ready servers ## all benchmarks in turns, into one file and the documentation (45 minutes, 12 GB); PEERS=folder of peers' scripts
+	$(BIN)/python benchmarks/bench.py run $(BENCH)
+
+bench-scale: $(VENV)/ready servers ## by workers, shards and rows up to 100M, into the same file (40 minutes, 16 GB)
+	$(BIN)/python benchmarks/bench.py run --parts scale $(BENCH)
+
+bench-quick: $(VENV)/ready ## a few ratios beside those that were accepted; fails if one has lost a fifth (three minutes)
+	@$(BIN)/python benchmarks/quick.py $(BENCH)
 
 bench-core: $(VENV)/ready ## the native core beside NumPy and msgspec (a few minutes, 8 GB)
 	$(BIN)/python benchmarks/core_table.py

@@ -54,12 +54,12 @@ Columns = tuple[NDArray[Any], ...]
 class Cluster:
     """Shards of this process, which are restored from the newest epoch of a place or begin empty."""
 
-    def __init__(self, place: Path, count: int) -> None:
+    def __init__(self, place: Path, count: int, spec: Spec = SPEC) -> None:
         self.nodes = [Node(i, count, Async, CheckpointKeeper(Epochs(place))) for i in range(count)]
         for node in self.nodes:
             node.restore()
         none = np.zeros(0, np.float32)
-        Shards(self.nodes, Beginning(SPEC, np.zeros(SPEC.dense_size, np.float32), none, {})).agree()
+        Shards(self.nodes, Beginning(spec, np.zeros(spec.dense_size, np.float32), none, {})).agree()
         controls = [LocalControl(node) for node in self.nodes]
         self.checkpointer = Checkpointer(controls, Epochs(place), keep=1, full_every=1_000_000)
 

@@ -160,17 +160,18 @@ def measure(args: argparse.Namespace, topology: str) -> dict[str, Any]:
             if any(worker.poll() is not None for worker in workers):
                 raise SystemExit("a worker ended; run it by hand to see why")
             time.sleep(0.1)
-        time.sleep(WARMUP_SECONDS)
+        time.sleep(args.warmup)
         wire, first, cpu = _loopback_bytes(), time.time(), [_cpu(process.pid) for process in processes]
         time.sleep(args.seconds)
         last, wire = time.time(), _loopback_bytes() - wire
         rate = sum(_rate(into, first, last) for into in readings)
         used = [b - a for a, b in zip(cpu, (_cpu(process.pid) for process in processes), strict=True)]
+        per_sample = {n: c / rate / (last - first) for n, c in zip(names, used, strict=True)}
         return {
             "samples_per_s": round(rate),
-            "cpu_ms_per_batch": {
-                n: round(1e3 * c * args.batch / rate / (last - first), 3) for n, c in zip(names, used, strict=True)
-            },
+            "cpu_ms_per_batch": {name: round(1e3 * args.batch * one, 3) for name, one in per_sample.items()},
+            "worker_cpu_us_per_sample": _microseconds(per_sample, "worker"),
+            "shard_cpu_us_per_sample": _microseconds(per_sample, "ps"),
             "wire_bytes_per_sample": round(wire / rate / (last - first)),
             "peak_mb": sum(_peak_mb(process.pid) for process in processes),
         }
@@ -179,6 +180,11 @@ def measure(args: argparse.Namespace, topology: str) -> dict[str, Any]:
             process.kill()
         for process in processes:
             process.wait()
+
+
+def _microseconds(per_sample: dict[str, float], kind: str) -> float:
+    """Of CPU, all processes of a kind together."""
+    return round(1e6 * sum(one for name, one in per_sample.items() if name.startswith(kind)), 3)
 
 
 def _collect(worker: "subprocess.Popen[str]", into: list[tuple[float, int]]) -> None:
@@ -236,6 +242,7 @@ def main() -> None:
     )
     parser.add_argument("--ahead", type=int, default=1, help="batches that are pulled ahead")
     parser.add_argument("--seconds", type=float, default=10.0, help="of one run")
+    parser.add_argument("--warmup", type=float, default=WARMUP_SECONDS, help="seconds of a run before those that count")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", nargs=argparse.REMAINDER, default=[], help="last: interpreter, script and options")
     parser.add_argument("--ps-command", default=f"{sys.executable} -m streamtrain ps")

@@ -3,8 +3,8 @@
     python benchmarks/serving.py --workload w1 --rows 200000
 
 Both servers are one process each, run by uvicorn with the same options, and are asked in turns by the same client (a
-process of its own, raw sockets, keep-alive); the table gives the median of the rounds and the ratio to the empty one.
-Also prints how long the graph alone takes with and without XLA (--graph).
+process of its own, raw sockets, keep-alive); the table gives the median of the rounds and the ratio to the empty one,
+a line of JSON all rounds. Also prints how long the graph alone takes with and without XLA (--graph).
 """
 
 import argparse
@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 import numpy as np
+from processes import pss_mb
 from workloads import WORKLOADS, columns, model
 
 FLOOR, OURS = "empty endpoint", "streamtrain"
@@ -54,24 +55,15 @@ def ours(ready: Any, workload: str, rows: int) -> None:
     import gc
 
     import tensorflow as tf
+    from lookup import Made
 
-    from streamtrain._core import hash_integers
-    from streamtrain.model.spec import Spec
     from streamtrain.serve.app import configure, make_app
     from streamtrain.serve.registry import HEAD, Registry
-    from streamtrain.store.memory_origin import MemoryOrigin
-    from streamtrain.store.origin import Weights
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     one = model(WORKLOADS[workload])
-    origin = MemoryOrigin(Spec.of(one).to_json())
-    keys = hash_integers(np.arange(rows, dtype=np.int64))
-    dense = one.dense.flatten([weight.numpy() for weight in one.keras.trainable_variables])
-    table = one.schema.tables[0]
-    values = np.random.default_rng(0).standard_normal((rows, table.dim), np.float32) * np.float32(0.05)
-    origin.publish({table.name: (keys, values)}, Weights(dense, np.empty(0, np.float32)))
-    registry = Registry(one, origin)
+    registry = Registry(one, Made(one, rows))
     registry.promote(HEAD)
     gc.collect()
     gc.freeze()
@@ -117,24 +109,32 @@ def request_of(body: bytes) -> bytes:
     return f"{head}content-type: application/json\r\n\r\n".encode() + body
 
 
-def compare(ports: dict[str, int], workload: str, instances: int, concurrency: int, args: argparse.Namespace) -> None:
+def compare(
+    ports: dict[str, int], workload: str, instances: int, concurrency: int, args: argparse.Namespace
+) -> dict[str, Any]:
     """Asks both in turns, and prints a line for each."""
     requests = [request_of(body) for body in bodies(workload, instances)]
-    figures: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ports}
+    rounds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ports}
     for turn in range(args.rounds + 1):
         for name, port in ports.items():
             took = asyncio.run(ask(port, requests, concurrency, args.seconds if turn else 1.0))
             if turn:  # the first one warms
                 p50, p99 = np.percentile(took, [50, 99]) * 1e3
-                figures[name].append((len(took) / args.seconds, float(p50), float(p99)))
-    medians = {name: [statistics.median(one) for one in zip(*rounds, strict=True)] for name, rounds in figures.items()}
-    for name, (rate, p50, p99) in medians.items():
-        base = medians[FLOOR]
-        print(
-            f"| {workload} | {instances} | {concurrency} | {name} | {rate:,.0f} | {p50:.2f} | {p99:.2f} | "
-            f"{rate / base[0]:.2f} | {p99 / base[2]:.2f} |",
-            flush=True,
-        )
+                rounds[name].append((len(took) / args.seconds, float(p50), float(p99)))
+    pairs = list(zip(rounds[OURS], rounds[FLOOR], strict=True))
+    ratios = {OURS: ([a[0] / b[0] for a, b in pairs], [a[2] / b[2] for a, b in pairs]), FLOOR: ([1.0], [1.0])}
+    for name, of_name in rounds.items():
+        rate, p50, p99 = (statistics.median(one) for one in zip(*of_name, strict=True))
+        rates, slower = (statistics.median(one) for one in ratios[name])
+        cells = [workload, instances, concurrency, name, f"{rate:,.0f}", f"{p50:.2f}", f"{p99:.2f}"]
+        print(f"| {' | '.join(map(str, cells))} | {rates:.2f} | {slower:.2f} |", flush=True)
+    return {
+        "requests_per_s": [round(one[0]) for one in rounds[OURS]],
+        "floor_requests_per_s": [round(one[0]) for one in rounds[FLOOR]],
+        "p99_ms": [round(one[2], 3) for one in rounds[OURS]],
+        "ratio": [round(one, 3) for one in ratios[OURS][0]],
+        "p99_ratio": [round(one, 3) for one in ratios[OURS][1]],
+    }
 
 
 def graphs(workload: str) -> None:
@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16], help="connections")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds within which servers are up")
     parser.add_argument("--graph", action="store_true", help="time the graph alone instead")
     args = parser.parse_args()
     if args.graph:
@@ -187,17 +188,21 @@ def main() -> None:
         mine, theirs = context.Pipe()
         processes.append(context.Process(target=target, args=(theirs, *given), daemon=True))
         processes[-1].start()
-        if not mine.poll(120):
+        if not mine.poll(args.patience):
             sys.exit(f"{name} does not start")
         ports[name] = mine.recv()
     print("| workload | instances | connections | server | requests/s | p50 ms | p99 ms | rate | p99 |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for instances in args.instances:
-        for concurrency in args.concurrency:
-            compare(ports, args.workload, instances, concurrency, args)
+    done = {
+        f"{instances} by {concurrency}": compare(ports, args.workload, instances, concurrency, args)
+        for instances in args.instances
+        for concurrency in args.concurrency
+    }
+    mb = {name: pss_mb(process.pid or 0) for name, process in zip(ports, processes, strict=True)}
     for process in processes:
         process.terminate()
         process.join()
+    print(json.dumps({"workload": args.workload, "rows": args.rows, "memory_mb": mb[OURS], "by_load": done}))
 
 
 if __name__ == "__main__":

@@ -5,22 +5,27 @@
 
 Both get ready arrays: the peer row numbers as tensors, the Learner ids already hashed (`batch`) or the columns of a
 user's ids (`columns`, hashing included). The peer's table holds the whole vocabulary from the start;
-ours is empty and grows. Prints a line of JSON; ratios are medians over rounds of ours / peer in the same round.
+ours is empty and grows. Prints a line of JSON with all runs; ratios are medians over rounds of ours / peer in the same
+round. With --only one of them runs alone, to take turns with other processes.
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from plain_tf import PlainTensorFlow
-from workloads import WORKLOADS, columns, model
+from workloads import WORKLOADS, Workload, columns, model
 
 WARMUP = 20
+CONTESTANTS = ("plain_tf", "batch", "columns")
 
 
 def main() -> None:
@@ -32,27 +37,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each contestant in each round")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, help="of each id; default: the workload's")
+    parser.add_argument("--only", choices=CONTESTANTS, nargs="+", default=CONTESTANTS)
     args = parser.parse_args()
 
     import tensorflow as tf
 
-    import streamtrain as st
-
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)
     tf.config.threading.set_inter_op_parallelism_threads(args.threads)
-    workload = WORKLOADS[args.workload]
-    data = workload.data(args.batch, args.batches or (400 if args.batch >= 1024 else 3000))
-    peer = PlainTensorFlow(workload, data)
-    as_columns = [columns(batch) for batch in data]
-    by_batch = st.Learner(model(workload), batch_size=args.batch)
-    by_columns = st.Learner(model(workload), batch_size=args.batch)
-    as_batches = [batch for one in as_columns for batch, _ in by_batch.read(one)]
-
-    contestants: dict[str, Callable[[int], object]] = {
-        "plain_tf": peer.step,
-        "batch": lambda k: by_batch.learn(as_batches[k % len(as_batches)]),
-        "columns": lambda k: by_columns.learn(as_columns[k % len(as_columns)]),
-    }
+    contestants = made(args)
     done = dict.fromkeys(contestants, 0)
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for name, step in contestants.items():
@@ -65,23 +58,53 @@ def main() -> None:
             while time.perf_counter() - started < args.seconds:
                 step(done[name])
                 done[name] += 1
-            if name == "plain_tf":
-                peer.finish()
+            step(None)
             rates[name].append((done[name] - first) * args.batch / (time.perf_counter() - started))
+    peer = rates.get("plain_tf")
     figures = {
-        "workload": args.workload,
-        "batch": args.batch,
-        "threads": args.threads,
-        "rounds": args.rounds,
+        **{name: getattr(args, name) for name in ("workload", "batch", "threads", "rounds")},
         "samples_per_s": {name: round(statistics.median(rate)) for name, rate in rates.items()},
+        "runs": {name: [round(one) for one in rate] for name, rate in rates.items()},
         "ratio_to_plain_tf": {
-            name: round(statistics.median(a / b for a, b in zip(rates[name], rates["plain_tf"], strict=True)), 3)
-            for name in ("batch", "columns")
+            name: round(statistics.median(a / b for a, b in zip(rate, peer, strict=True)), 3)
+            for name, rate in rates.items()
+            if peer and name != "plain_tf"
         },
-        "rows": by_batch.rows,
-        "loss_ok": bool(by_batch.metrics()["label"].non_finite == 0),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
     }
     print(json.dumps(figures))
+
+
+def made(args: argparse.Namespace) -> dict[str, Callable[[int | None], object]]:
+    """What trains on the batch of a number, by name; with None it waits for its last step."""
+    workload = WORKLOADS[args.workload]
+    workload = replace(workload, vocabulary=args.vocabulary or workload.vocabulary)
+    data = workload.data(args.batch, args.batches or (400 if args.batch >= 1024 else 3000))
+    contestants: dict[str, Callable[[int | None], object]] = {}
+    if "plain_tf" in args.only:
+        peer = PlainTensorFlow(workload, data)
+        contestants["plain_tf"] = lambda k: peer.finish() if k is None else peer.step(k)
+    ready = [columns(batch) for batch in data]
+    for name in ("batch", "columns"):
+        if name in args.only:
+            contestants[name] = learning(workload, args.batch, ready, hashed=name == "batch")
+    return contestants
+
+
+def learning(workload: Workload, size: int, ready: list[Any], hashed: bool) -> Callable[[int | None], object]:
+    """A Learner on ready columns, or on batches that are made of them before."""
+    import streamtrain as st
+
+    learner = st.Learner(model(workload), batch_size=size)
+    taken = [batch for one in ready for batch, _ in learner.read(one)] if hashed else ready
+
+    def step(k: int | None) -> None:
+        if k is not None:
+            learner.learn(taken[k % len(taken)])
+        elif learner.metrics()["label"].non_finite:
+            raise SystemExit("what was learned is not finite")
+
+    return step
 
 
 if __name__ == "__main__":

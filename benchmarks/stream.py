@@ -5,6 +5,7 @@
 Starts a broker, fills a topic of 6 partitions, and has workers learn it, one TensorFlow thread each; then, in turns,
 the same step in the same topology on ready batches (cluster.py). Prints a line of JSON: samples per second of both,
 their ratio (median over rounds), what share of the workers' time each stage took, CPU by process, and their memory.
+With --broker the topic is one that is full already (see `fill`), and no ready batches are learned.
 """
 
 import argparse
@@ -17,13 +18,14 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import cluster
-import numpy as np
 from workloads import WORKLOADS, model
 
 from streamtrain.embedded.jars import resolve
@@ -137,7 +139,7 @@ def measure(args: argparse.Namespace, servers: str) -> dict[str, Any]:
             if any(worker.poll() is not None for worker in workers):
                 raise SystemExit("a worker ended; run it by hand to see why")
             time.sleep(0.1)
-        time.sleep(cluster.WARMUP_SECONDS)
+        time.sleep(args.warmup)
         first = time.time()
         time.sleep(args.seconds)
         return figures(readings, first, time.time())
@@ -179,7 +181,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     parser.add_argument("--messages", type=int, default=5_000_000)
     parser.add_argument("--seconds", type=float, default=15.0, help="of one run")
+    parser.add_argument("--warmup", type=float, default=cluster.WARMUP_SECONDS, help="seconds before those that count")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--broker", help="host:port of one whose topic is full; default: one is started")
     parser.add_argument("--verbose", action="store_true", help="what workers say")
     parser.add_argument("--role", choices=cluster.TOPOLOGIES, help="of a worker process")
     parser.add_argument("--ps")
@@ -191,28 +195,31 @@ def main() -> None:
         work(args)
         return
     args.log = None if args.verbose else subprocess.DEVNULL
+    ours, ready = [], []
+    about = {name: getattr(args, name) for name in ("workload", "batch", "topology", "workers", "dtype")}
+    if args.broker:
+        ours = [measure(args, args.broker) for _ in range(args.rounds)]
+    else:
+        with full_broker(args.workload, args.messages) as broker:
+            for _ in range(args.rounds):
+                ours.append(measure(args, broker.servers))
+                ready.append(run_ready(args))
+    rates = [one["samples_per_s"] for one in ours]
+    about |= {**ours[-1], "samples_per_s": statistics.median(rates), "runs": rates}
+    if ready:
+        ratio = statistics.median(o / r for o, r in zip(rates, ready, strict=True))
+        about |= {"ready_runs": ready, "ratio_to_ready": round(ratio, 3)}
+    print(json.dumps(about))
+
+
+@contextmanager
+def full_broker(workload: str, count: int) -> Iterator[Broker]:
+    """A broker whose topic has so many messages."""
     with tempfile.TemporaryDirectory() as folder, Broker(resolve(), data=Path(folder)) as broker:
         stream = KafkaStream(broker.servers, TOPIC, {})
         stream.create(PARTITIONS)
-        made = messages(args.workload)
-        fill(stream, made, args.messages)
-        ours, ready = [], []
-        for _ in range(args.rounds):
-            ours.append(measure(args, broker.servers))
-            ready.append(run_ready(args))
-    ratio = statistics.median(o["samples_per_s"] / r for o, r in zip(ours, ready, strict=True))
-    print(
-        json.dumps(
-            {
-                **{name: getattr(args, name) for name in ("workload", "batch", "topology", "workers", "dtype")},
-                "bytes_per_message": round(float(np.mean([len(one) for one in made]))),
-                **ours[-1],
-                "runs": [one["samples_per_s"] for one in ours],
-                "ready_runs": ready,
-                "ratio_to_ready": round(ratio, 3),
-            }
-        )
-    )
+        fill(stream, messages(workload), count)
+        yield broker
 
 
 def run_ready(args: argparse.Namespace) -> float:

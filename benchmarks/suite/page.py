@@ -1,0 +1,130 @@
+"""Pages made of the file of results: one of its own, and what the documentation has between its marks."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from suite import plot, sizing
+from suite.parts import ONE, PLAIN, PSS
+
+TRAINING = ("w1", "w2-64", "w2-1024")
+BEGIN, END = "<!-- bench: {} -->", "<!-- bench: end -->"
+
+
+def number(value: float) -> str:
+    """Thousands apart, and as many digits as mean something."""
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def about(found: Mapping[str, Any]) -> str:
+    """Where and when."""
+    machine, versions = found["machine"], found["versions"]
+    rounds = sorted({len(runs) for name in TRAINING for runs in found["parts"].get(name, {}).get("runs", {}).values()})
+    told = f", {'-'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds in turns" if rounds else ""
+    kind = " virtual" if machine["virtual"] else ""
+    names = ("python", "tensorflow", "numpy", "grpcio", "fastapi")
+    used = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
+    return (
+        f"Measured {found['date']} at commit {found['commit'] or '(none)'}{told}; medians. "
+        f"{machine['cores']}{kind} cores ({machine['cpu']}, {machine['simd']}), {machine['memory_gb']:g} GiB; {used}."
+    )
+
+
+def bars(found: Mapping[str, Any]) -> str:
+    """The ratios, with what they have to reach."""
+    rows = []
+    for one in found["ratios"]:
+        value = "not measured" if one["median"] is None else number(one["median"])
+        met = {True: "yes", False: "**no**", None: ""}[one["met"]]
+        spread = f"{number(min(one['runs']))} to {number(max(one['runs']))}" if len(one["runs"]) > 1 else ""
+        rows.append((one["what"], value, spread, one["bar"] or "", met))
+    return table(("ratio", "median", "of rounds", "bar", "met"), rows)
+
+
+def training(part: Mapping[str, Any], medians: Mapping[str, Mapping[str, float]]) -> str:
+    """Who trains how fast."""
+    rates = {name: figures["samples/s"] for name, figures in medians.items() if "samples/s" in figures}
+    rows = []
+    for name, rate in sorted(rates.items(), key=lambda one: -one[1]):
+        runs = [value for run in part["runs"][name] if run for value in run["samples/s"]]
+        of_peers = [number(rate / rates[peer]) if rates.get(peer) else "" for peer in (PLAIN, PSS)]
+        more = [number(medians[name][one]) if one in medians[name] else "" for one in ("memory MB", "bytes/sample")]
+        rows.append((name, f"{rate:,.0f}", f"{min(runs):,.0f} to {max(runs):,.0f}", *of_peers, *more))
+    head = ("who", "samples/s", "of rounds", f"/ {PLAIN}", f"/ {PSS}", "memory, MB", "bytes/sample on the wire")
+    return table(head, rows)
+
+
+def figures(medians: Mapping[str, Mapping[str, float]]) -> str:
+    """Any part: one row a figure where contestants have different ones, else one row a contestant."""
+    names = [tuple(one) for one in medians.values()]
+    if len(names) > 1 and len(set(names)) == 1:
+        return table(("", *names[0]), ((who, *map(number, one.values())) for who, one in medians.items()))
+    rows = [(who, name, number(value)) for who, one in medians.items() for name, value in one.items()]
+    return table(("what", "figure", "median"), rows)
+
+
+def left_out(found: Mapping[str, Any]) -> list[str]:
+    """What is not there, and what failed."""
+    lines = []
+    for name, part in found["parts"].items():
+        lines += [f"* {name}: {who} was left out: {why}" for who, why in part["absent"].items()]
+        lines += [f"* {name}: {who} failed: {' '.join(why.split())[:200]}" for who, why in part["failed"].items()]
+    return lines
+
+
+def sections(found: Mapping[str, Any]) -> list[str]:
+    """A heading and a table for every part."""
+    made = []
+    for name, part in found["parts"].items():
+        medians = found["medians"].get(name)
+        if medians:
+            body = training(part, medians) if name in TRAINING else figures(medians)
+            made += [f"### {part['title']}", body]
+    return made
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """All there is."""
+    return "\n\n".join(["# Benchmarks", about(found), bars(found), *sections(found), "\n".join(left_out(found))]) + "\n"
+
+
+def between(text: str, mark: str, new: str) -> str:
+    """A page with other text between two of its marks.
+
+    Raises:
+        ValueError: it has no such marks.
+    """
+    begin = BEGIN.format(mark)
+    if begin not in text:
+        raise ValueError(f"there is no {begin} in the page")
+    pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(END)})", re.DOTALL)
+    return pattern.sub(lambda found: f"{found[1]}\n{new}\n\n{found[2]}", text, count=1)
+
+
+def documents(found: Mapping[str, Any], docs: Path) -> dict[str, str]:
+    """The documentation's files as they are to be, by name."""
+    text = (docs / "performance.md").read_text()
+    measured = "\n\n".join([about(found), bars(found), *sections(found), "\n".join(left_out(found))]).strip()
+    made = {"performance.md": between(text, "results", measured)}
+    drawn = [name for name in TRAINING if found["medians"].get(name)]
+    if drawn:
+        panels = [(found["parts"][name]["title"], _rates(found["medians"][name])) for name in drawn]
+        made["performance.svg"] = plot.draw(panels)
+    made["sizing.md"] = between((docs / "sizing.md").read_text(), "sizing", sizing.markdown(found, table, number))
+    return made
+
+
+def _rates(medians: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, bool]]:
+    """Samples per second, and whether they are ours, the fastest first."""
+    ours = [name for name in medians if name == ONE or "worker" in name]
+    rates = {name: (one["samples/s"], name in ours) for name, one in medians.items() if "samples/s" in one}
+    return dict(sorted(rates.items(), key=lambda one: -one[1][0]))

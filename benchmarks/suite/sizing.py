@@ -1,0 +1,201 @@
+"""What a cluster needs, computed from measured figures: the tables of docs/sizing.md."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+BATCH = 1024  # of the workers that were measured
+Table = Callable[[Sequence[str], Iterable[Sequence[object]]], str]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the cluster is for, and what its machines are; the figures of the page's example.
+
+    Attributes:
+        parameters: floats of all rows.
+        dim: floats of a row.
+        samples: that are learned a second.
+        message: bytes of a sample in Kafka.
+        batch: samples of a worker's step.
+        busy: share of a core that is planned to be used.
+        memory: bytes of a machine that a shard may fill.
+        predictions: instances that are predicted a second.
+    """
+
+    parameters: float = 10e9
+    dim: int = 16
+    samples: float = 1e6
+    message: float = 670
+    batch: int = 8192
+    busy: float = 0.7
+    memory: float = 48e9
+    predictions: float = 1e6
+
+    @property
+    def rows(self) -> float:
+        """Of all tables."""
+        return self.parameters / self.dim
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured; units are in the names of figures.
+
+    Attributes:
+        worker: CPU seconds of a worker for a sample.
+        shard: CPU seconds of all shards for a sample, without what each message costs.
+        message: CPU seconds of both sides for one more message to a shard and back.
+        wire: bytes that cross the wire for a sample.
+        row: bytes of memory for a row, at most.
+        written: rows that a shard writes to a checkpoint in a second.
+        restored: rows that a shard restores in a second.
+        served: instances that a serving process predicts in a second.
+        replica: bytes of memory for a row of a serving process.
+        redis: bytes of a row of float16 in Redis, its key and its place in a hash included.
+        published: rows that are written to Redis in a second.
+    """
+
+    worker: float
+    shard: float
+    message: float
+    wire: float
+    row: float
+    written: float
+    restored: float
+    served: float
+    replica: float
+    redis: float
+    published: float
+
+
+def measured(medians: Mapping[str, Any]) -> Measured | None:
+    """From the medians of a file of results; None: something was not measured."""
+    try:
+        two, shards = medians["workers"]["2 workers, 2 shards"], medians["shards"]
+        one, most = shards["2 workers, 1 shard"], shards["2 workers, 4 shards"]
+        more = (_cpu(most) - _cpu(one)) / 3
+        large = medians["tables"]["50M rows"]
+        served, small = medians["serving-rows"], medians["serving-rows"]["1M rows"]
+        return Measured(
+            worker=two["worker CPU µs/sample"] / 1e6,
+            shard=max(two["shard CPU µs/sample"] - 2 * more, 0.0) / 1e6,
+            message=max(more, 0.0) * BATCH / 1e6,
+            wire=two["bytes/sample"],
+            row=large["peak bytes/row"],
+            written=50e6 / large["checkpoint s"],
+            restored=large["restore rows/s"],
+            served=512 * small["512 by 16, requests/s"],
+            redis=medians["redis"]["1M rows"]["float16, bytes/row"],
+            published=medians["redis"]["1M rows"]["float16, published rows/s"],
+            replica=(served["50M rows"]["memory MB"] - small["memory MB"]) * 2**20 / 49e6,
+        )
+    except KeyError:
+        return None
+
+
+def _cpu(figures: Mapping[str, float]) -> float:
+    return figures["worker CPU µs/sample"] + figures["shard CPU µs/sample"]
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What the cluster needs.
+
+    Attributes:
+        rows: in all.
+        memory: bytes of all shards.
+        shards: of them.
+        shard_cores: of all shards.
+        workers: of one core each.
+        partitions: of the topic.
+        wire: bytes a second between workers and shards.
+        stream: bytes a second from Kafka.
+        checkpoint: seconds of a full one, all shards at the same time.
+        restore: seconds until a lost shard is back.
+        redis: bytes of one version.
+        replica: bytes of a serving process that holds all rows.
+        servers: serving processes.
+    """
+
+    rows: float
+    memory: float
+    shards: int
+    shard_cores: float
+    workers: int
+    partitions: int
+    wire: float
+    stream: float
+    checkpoint: float
+    restore: float
+    redis: float
+    replica: float
+    servers: int
+
+
+def needed(of: Measured, wanted: Wanted) -> Needed:
+    """The formulas of the page, in its order."""
+    memory = wanted.rows * of.row
+    shards = math.ceil(memory / wanted.memory)
+    messages = wanted.samples / wanted.batch * shards * of.message  # cores; half of it on either side
+    workers = math.ceil((wanted.samples * of.worker + messages / 2) / wanted.busy)
+    return Needed(
+        rows=wanted.rows,
+        memory=memory,
+        shards=shards,
+        shard_cores=(wanted.samples * of.shard + messages / 2) / wanted.busy,
+        workers=workers,
+        partitions=workers,
+        wire=wanted.samples * of.wire,
+        stream=wanted.samples * wanted.message,
+        checkpoint=wanted.rows / shards / of.written,
+        restore=wanted.rows / shards / of.restored,
+        redis=wanted.rows * of.redis,
+        replica=wanted.rows * of.replica,
+        servers=math.ceil(wanted.predictions / of.served / wanted.busy),
+    )
+
+
+INPUTS = {
+    "worker": ("*w*: CPU of a worker, µs/sample", 1e6),
+    "shard": ("*s*: CPU of shards, µs/sample", 1e6),
+    "message": ("*m*: CPU of a message and its answer, µs", 1e6),
+    "wire": ("*b*: bytes/sample between workers and shards", 1),
+    "row": ("*r*: bytes/row in a shard, at most", 1),
+    "written": ("*c*: rows/s that a shard writes to a checkpoint", 1),
+    "restored": ("*l*: rows/s that a shard restores", 1),
+    "served": ("*p*: instances/s of a serving process, 512 a request", 1),
+    "replica": ("*q*: bytes/row in a serving process", 1),
+    "redis": ("*h*: bytes/row in Redis, float16", 1),
+    "published": ("rows/s that one shard writes to one Redis", 1),
+}
+OUTPUTS = {
+    "rows": ("rows", "P / d", 1e6, "M"),
+    "memory": ("memory of shards", "R · r", 1e9, "GB"),
+    "shards": ("shards", "⌈R · r / M⌉", 1, ""),
+    "shard_cores": ("cores of shards, all together", "(S · s + S / B · K · m / 2) / u", 1, ""),
+    "workers": ("workers, one core each", "⌈(S · w + S / B · K · m / 2) / u⌉", 1, ""),
+    "partitions": ("partitions of the topic, at least", "one a worker", 1, ""),
+    "wire": ("network between workers and shards", "S · b", 1e9, "GB/s"),
+    "stream": ("network from Kafka", "S · j", 1e9, "GB/s"),
+    "checkpoint": ("a full checkpoint, all shards at once", "R / K / c", 1, "s"),
+    "restore": ("a lost shard is back after", "R / K / l", 1, "s"),
+    "redis": ("Redis, one version", "R · h", 1e9, "GB"),
+    "replica": ("a serving process that holds all rows", "R · q", 1e9, "GB"),
+    "servers": ("serving processes", "⌈Q / p / u⌉", 1, ""),
+}
+
+
+def markdown(found: Mapping[str, Any], table: Table, number: Callable[[float], str]) -> str:
+    """Two tables: the figures that were measured, and what follows of them."""
+    of = measured(found["medians"])
+    if of is None:
+        return "Not measured yet: `make bench-scale`."
+    inputs = [(name, number(getattr(of, key) * scale)) for key, (name, scale) in INPUTS.items()]
+    result = needed(of, Wanted())
+    outputs = []
+    for one in fields(result):
+        name, formula, scale, unit = OUTPUTS[one.name]
+        outputs.append((name, f"`{formula}`", f"{number(getattr(result, one.name) / scale)} {unit}".strip()))
+    return "\n\n".join([table(("measured", ""), inputs), table(("needed", "formula", "example"), outputs)])

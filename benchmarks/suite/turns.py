@@ -1,0 +1,92 @@
+"""Runs parts: contestants in turns, round by round, what is known already left out."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from suite.parts import Contestant, Figure, Part
+from suite.results import Results
+from suite.running import Failed, run
+
+MESSAGES = 2_500_000  # of a topic: more than is learned in one run of seconds
+
+
+def figure_of(found: Any, place: Figure) -> list[float]:
+    """The runs of a figure in the JSON of a command: one number, or those of a list."""
+    for key in place:
+        try:
+            found = found[key]
+        except (KeyError, IndexError, TypeError) as exc:
+            raise Failed(f"there is no {' / '.join(map(str, place))} in what it printed") from exc
+    return [float(one) for one in found] if isinstance(found, list) else [float(found)]
+
+
+def full_broker(workload: str) -> AbstractContextManager[Any]:
+    """A broker with the samples of a workload."""
+    from stream import full_broker as full
+
+    return full(workload, MESSAGES)
+
+
+class Turns:
+    """Runs parts and tells each run as a line.
+
+    Args:
+        results: that are added to.
+        rounds: of parts whose contestants take turns.
+        say: takes a line.
+        broker: gives one, full of the samples of a workload.
+    """
+
+    def __init__(
+        self,
+        results: Results,
+        rounds: int,
+        say: Callable[[str], object] = print,
+        broker: Callable[[str], AbstractContextManager[Any]] = full_broker,
+    ) -> None:
+        self._results, self._rounds, self._say, self._broker = results, rounds, say, broker
+
+    def part(self, part: Part) -> None:
+        """All runs of a part that are missing; one that fails is told, and not tried again in this call."""
+        known = self._results.part(part.name, part.title)
+        known["absent"] = {one.name: one.missing for one in part.contestants if one.missing}
+        there = [one for one in part.contestants if not one.missing]
+        for name, why in known["absent"].items():
+            self._say(f"{part.name}: {name} is left out: {why}")
+        left = self._left(part, there)
+        if not left:
+            self._say(f"{part.name}: done")
+            self._results.save()
+            return
+        needs_broker = part.topic and any("{broker}" in one.command for _, one in left)
+        context = self._broker(part.topic) if needs_broker else nullcontext()
+        failed: set[str] = set()
+        with context as broker:
+            for turn, one in left:
+                if one.name not in failed and not self._one(part, one, turn, broker):
+                    failed.add(one.name)
+
+    def _left(self, part: Part, there: Sequence[Contestant]) -> list[tuple[int, Contestant]]:
+        """Runs that are missing, in the order of turns: there and back, so that no one is always first."""
+        turns = range(1 if part.once else self._rounds)
+        order = [(turn, one) for turn in turns for one in (there if turn % 2 == 0 else reversed(there))]
+        return [(turn, one) for turn, one in order if not self._results.has(part.name, one.name, turn)]
+
+    def _one(self, part: Part, one: Contestant, turn: int, broker: Any) -> bool:
+        where = part.name if part.once else f"{part.name} {turn + 1}/{self._rounds}"
+        command = [word.replace("{broker}", broker.servers if broker else "") for word in one.command]
+        began = time.monotonic()
+        try:
+            printed = run(command, one.timeout)
+            figures = {name: figure_of(printed, place) for name, place in one.figures.items()}
+        except Failed as exc:
+            self._results.fail(part.name, one.name, str(exc))
+            self._say(f"{where}: {one.name} FAILED: {exc}")
+            return False
+        seconds = time.monotonic() - began
+        self._results.add(part.name, one.name, turn, figures, seconds)
+        name, values = next(iter(figures.items()))
+        self._say(f"{where}: {one.name}: {sum(values) / len(values):,.4g} {name} ({seconds:.0f} s)")
+        return True

@@ -1,0 +1,275 @@
+"""The suite of benchmarks: what it makes of what commands print, what it goes on with, what it compares and shows."""
+
+import json
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from suite import page, plot, results, scale, single, sizing  # noqa: E402
+from suite.bars import RATIOS, Ratio  # noqa: E402
+from suite.guard import compare  # noqa: E402
+from suite.parts import COLOCATED, PLAIN, PSS, Contestant, Part, Peers, Scope, training  # noqa: E402
+from suite.results import OtherMachine, Results  # noqa: E402
+from suite.running import Failed, run  # noqa: E402
+from suite.turns import Turns, figure_of  # noqa: E402
+
+
+def saying(name: str, code: str, missing: str = "") -> Contestant:
+    return Contestant(name, (sys.executable, "-c", code), {"samples/s": ("rate",)}, timeout=60, missing=missing)
+
+
+def told(path: Path, name: str, rate: float) -> str:
+    """Code that leaves its name in a file, and prints a rate."""
+    return f"open({str(path)!r}, 'a').write('{name} '); print('note'); print('{{\"rate\": {rate}}}')"
+
+
+def test_figures_are_found_by_their_place() -> None:
+    printed = {"a": [{"b": 2}, {"b": [3, 4.5]}]}
+    assert figure_of(printed, ("a", 0, "b")) == [2.0]
+    assert figure_of(printed, ("a", 1, "b")) == [3.0, 4.5]
+    with pytest.raises(Failed, match="a / 2 / b"):
+        figure_of(printed, ("a", 2, "b"))
+
+
+def test_contestants_take_turns_there_and_back(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    part = Part("p", "P", [saying("a", told(log, "a", 1)), saying("b", told(log, "b", 2))])
+    found = Results(tmp_path / "r.json", ())
+    Turns(found, 3, lambda line: None).part(part)
+    assert log.read_text().split() == ["a", "b", "b", "a", "a", "b"]
+    assert found.found["medians"]["p"] == {"a": {"samples/s": 1.0}, "b": {"samples/s": 2.0}}
+
+
+def test_what_is_done_is_not_run_again_unless_it_is_forgotten(tmp_path: Path) -> None:
+    log, path = tmp_path / "log", tmp_path / "r.json"
+    part = Part("p", "P", [saying("a", told(log, "a", 1))])
+    for rounds, runs in ((1, 1), (1, 1), (3, 3)):
+        Turns(Results(path, ()), rounds, lambda line: None).part(part)
+        assert len(log.read_text().split()) == runs
+    again = Results(path, ())
+    again.forget("p")
+    Turns(again, 1, lambda line: None).part(part)
+    assert len(log.read_text().split()) == 4
+
+
+def test_one_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    bad = saying("bad", "import sys; sys.exit('no disk')")
+    part = Part("p", "P", [bad, saying("good", "print('{\"rate\": 1}')"), saying("away", "", missing="not installed")])
+    lines: list[str] = []
+    found = Results(tmp_path / "r.json", ())
+    Turns(found, 2, lines.append).part(part)
+    assert "no disk" in found.part("p")["failed"]["bad"]
+    assert len(found.part("p")["runs"]["good"]) == 2
+    assert [line for line in lines if "bad FAILED" in line and "no disk" in line]
+    assert "away" in "".join(page.left_out(found.found))
+    Turns(found, 2, lines.append).part(Part("p", "P", [saying("bad", "print('{\"rate\": 1}')")]))
+    assert found.part("p")["failed"] == {}
+
+
+def test_a_broker_is_there_only_while_it_is_needed(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Server:
+        servers = "here:1"
+
+    def broker(workload: str) -> Any:
+        asked.append(workload)
+        return nullcontext(Server())
+
+    code = "import sys, json; print(json.dumps({'rate': len(sys.argv[1])}))"
+    reads = Contestant("k", (sys.executable, "-c", code, "{broker}"), {"samples/s": ("rate",)})
+    found = Results(tmp_path / "r.json", ())
+    for _ in range(2):
+        Turns(found, 1, lambda line: None, broker).part(Part("p", "P", [reads], topic="w1"))
+    assert asked == ["w1"]
+    assert found.found["medians"]["p"]["k"] == {"samples/s": len("here:1")}
+
+
+@pytest.mark.parametrize(("code", "said"), [("print('hello')", "no JSON"), ("import time; time.sleep(600)", "1 s")])
+def test_a_command_that_says_nothing_or_hangs_has_failed(code: str, said: str) -> None:
+    with pytest.raises(Failed, match=said):
+        run((sys.executable, "-c", code), timeout=60 if "print" in code else 1)
+
+
+def test_nothing_is_left_running(tmp_path: Path) -> None:
+    """Neither what a command started, nor its temporary files; and what was there before stays."""
+    inner = "import subprocess, sys, os; p = subprocess.Popen(['sleep', '600'], start_new_session=True); "
+    inner += 'print(\'{"pid": %d, "tmp": "%s"}\' % (p.pid, os.environ[\'TMPDIR\'])); sys.stdout.flush()'
+    outer = (
+        f"import sys, json, subprocess; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\n"
+        "from suite.running import adopt_orphans, run\n"
+        "adopt_orphans(); before = subprocess.Popen(['sleep', '600'])\n"
+        f"done = run((sys.executable, '-c', {inner!r}), 60)\n"
+        "done['before'] = before.poll() is None; before.kill(); before.wait(); print(json.dumps(done))"
+    )
+    done = json.loads(subprocess.run([sys.executable, "-c", outer], capture_output=True, text=True, check=True).stdout)
+    assert done["before"]
+    assert not Path(f"/proc/{done['pid']}").exists()
+    assert not Path(done["tmp"]).exists()
+
+
+def test_another_machine_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    Results(path, ()).save()
+    found = json.loads(path.read_text())
+    found["machine"]["cores"] += 1
+    path.write_text(json.dumps(found))
+    with pytest.raises(OtherMachine, match="another machine"):
+        Results(path, ())
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    runs: Any = {"p": {"a": [{"samples/s": [10.0]}, None, {"samples/s": [30.0]}], "b": [{"samples/s": [5.0]}] * 3}}
+    ratio = Ratio("a / b", "p", "a", "b", bar=3)
+    assert ratio.runs(runs) == [2.0, 6.0]
+    assert ratio.judge(runs)["median"] == 4.0
+    assert ratio.judge(runs)["met"] is True
+    assert Ratio("a / b", "p", "a", "b", bar=3, most=True).judge(runs)["met"] is False
+    assert Ratio("a / c", "p", "a", "c", bar=3).judge(runs) == {
+        **{"what": "a / c", "part": "p", "bar": "≥ 3"},
+        **{"runs": [], "median": None, "met": None},
+    }
+
+
+def test_every_bar_is_of_something_that_is_measured() -> None:
+    scope = Scope()
+    parts = [*training(scope), *single.parts(scope), *single.freshness(scope), *scale.parts(scope)]
+    assert len({part.name for part in parts}) == len(parts)
+    figures = {(part.name, one.name): set(one.figures) for part in parts for one in part.contestants}
+    for ratio in RATIOS:
+        for contestant in filter(None, (ratio.over, ratio.under)):
+            assert ratio.figure in figures[ratio.part, contestant], ratio.what
+    scripts = {word for part in parts for one in part.contestants for word in one.command if word.endswith(".py")}
+    assert scripts
+    assert all(Path(script).exists() for script in scripts)
+
+
+def test_peers_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    assert "folder" in Peers().contestant("x", "tf", "x.py").missing
+    assert "tf" in Peers(tmp_path).contestant("x", "tf", "x.py").missing
+    (tmp_path / "x.py").touch()
+    python = tmp_path / "envs" / "tf" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    there = Peers(tmp_path, tmp_path / "envs").contestant("x", "tf", "x.py", "--batch", 64)
+    assert not there.missing
+    assert there.command == (str(python), str(tmp_path / "x.py"), "--batch", "64")
+
+
+def test_a_loss_of_more_than_a_fifth_is_one() -> None:
+    verdicts = {
+        one.name: one for one in compare({"a": 0.81, "b": 0.79, "c": 2.0, "d": None}, {"a": 1.0, "b": 1.0, "e": 1.0})
+    }
+    assert {name for name, one in verdicts.items() if one.lost} == {"b", "e"}
+    assert "LOST" in str(verdicts["b"])
+    assert "-21%" in str(verdicts["b"])
+    assert "nothing accepted" in str(verdicts["c"])
+    assert "not measured" in str(verdicts["d"])
+
+
+def test_the_guard_ends_with_one_after_a_loss(tmp_path: Path) -> None:
+    """The real command, of its quickest part."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "quick.py"), "--parts", "decode", "--accepted"]
+    file, other = tmp_path / "quick.json", {"pull / numpy.take": 0.5}
+    file.write_text(json.dumps(other))
+    subprocess.run([*command, str(file), "--accept"], check=True, capture_output=True)
+    (name,) = set(json.loads(file.read_text())) - {*other}
+    file.write_text(json.dumps({name: 1e6}))
+    lost = subprocess.run([*command, str(file), "--tries", "1"], check=False, capture_output=True, text=True)
+    assert lost.returncode == 1
+    assert f"LOST {name}" in lost.stdout
+    file.write_text(json.dumps({name: 1e-6}))
+    subprocess.run([*command, str(file)], check=True, capture_output=True)
+
+
+def made(tmp_path: Path) -> dict[str, Any]:
+    """What a run leaves."""
+    found = Results(tmp_path / "r.json", RATIOS)
+    for turn, rate in enumerate((300.0, 100.0, 200.0)):
+        found.part("w1", "W1, batch 1024")
+        found.add("w1", COLOCATED, turn, {"samples/s": [4 * rate], "memory MB": [2000.0]}, 1.0)
+        found.add("w1", PLAIN, turn, {"samples/s": [2 * rate]}, 1.0)
+        found.add("w1", PSS, turn, {"samples/s": [rate]}, 1.0)
+    found.part("swaps", "Swaps").update(absent={"x": "not installed"})
+    found.save()
+    return found.found
+
+
+def test_the_page_tells_medians_ratios_and_bars(tmp_path: Path) -> None:
+    text = page.page(made(tmp_path))
+    assert f"| W1 colocated / {PSS} | 4 | 4 to 4 | ≥ 3 | yes |" in text
+    assert re.search(r"\| W1 colocated / TorchRec \| not measured \|", text)
+    assert f"| {COLOCATED} | 800 | 400 to 1,200 | 2 | 4 | 2,000 |  |" in text
+    assert text.index(f"| {COLOCATED} | 800") < text.index(f"| {PLAIN} | 400") < text.index(f"| {PSS} | 200")
+    assert "x was left out: not installed" in text
+    assert "3 rounds in turns" in text
+
+
+def test_only_what_is_between_the_marks_changes(tmp_path: Path) -> None:
+    docs = ROOT / "docs"
+    old = (docs / "performance.md").read_text()
+    new = page.documents(made(tmp_path), docs)
+    begin, end = page.BEGIN.format("results"), page.END
+    assert old.partition(begin)[0] == new["performance.md"].partition(begin)[0]
+    assert old.partition(begin)[2].partition(end)[2] == new["performance.md"].partition(begin)[2].partition(end)[2]
+    assert f"| W1 colocated / {PSS} | 4 |" in new["performance.md"]
+    with pytest.raises(ValueError, match="there is no"):
+        page.between("text", "results", "new")
+
+
+def test_the_picture_is_an_svg_with_bars_as_long_as_rates() -> None:
+    drawn = ElementTree.fromstring(plot.draw([("A & B", {"x": (100.0, True), "y < z": (25.0, False)})]))
+    bars = [one for one in drawn.iter("{http://www.w3.org/2000/svg}rect") if one.get("rx") == "3"]
+    assert [float(one.get("width", 0)) for one in bars] == [plot.LONGEST, plot.LONGEST / 4]
+    assert len({one.get("fill") for one in bars}) == 2
+
+
+MEASURED = sizing.Measured(
+    **{"worker": 10e-6, "shard": 4e-6, "message": 200e-6, "wire": 1000, "row": 70, "written": 1e6, "restored": 5e5},
+    **{"served": 1e5, "replica": 80, "redis": 40, "published": 2e5},
+)
+
+
+def test_a_cluster_is_as_large_as_its_formulas_say() -> None:
+    wanted = sizing.Wanted(parameters=16e9, dim=16, samples=1e6, batch=1000, busy=0.5, memory=35e9, predictions=1e6)
+    needed = sizing.needed(MEASURED, wanted)
+    assert needed.rows == 1e9
+    assert needed.memory == pytest.approx(70e9)
+    assert needed.shards == 2
+    # 1,000 batches a second to 2 shards: 2,000 messages of 200 µs are 0.4 cores, half of them on either side
+    assert needed.shard_cores == pytest.approx((4 + 0.2) / 0.5)
+    assert needed.workers == 21
+    assert needed.checkpoint == pytest.approx(500)
+    assert needed.restore == pytest.approx(1000)
+    assert needed.servers == 20
+    assert needed.wire == pytest.approx(1e9)
+
+
+def test_sizing_says_what_was_not_measured() -> None:
+    assert "Not measured" in sizing.markdown({"medians": {"workers": {}}}, page.table, page.number)
+
+
+def test_committed_results_are_those_of_the_documentation() -> None:
+    path = ROOT / "benchmarks" / "results" / "bench.json"
+    if not path.exists():
+        pytest.skip("nothing is committed yet")
+    for name, text in page.documents(json.loads(path.read_text()), ROOT / "docs").items():
+        assert (ROOT / "docs" / name).read_text() == text, f"make it anew: benchmarks/bench.py page ({name})"
+
+
+def test_the_machine_is_told() -> None:
+    found = results.machine()
+    assert found["cores"] >= 1
+    assert found["memory_gb"] > 0
+    assert found["cpu"]
+    assert results.versions()["numpy"] != "none"
+    assert re.fullmatch(r"([0-9a-f]{10}\+?)?", results.commit())
