@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
     if unknown:
         raise SystemExit(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join([*groups, *every])}")
     chosen = [part for name in args.parts for part in (groups.get(name) or [every[name]])]
+    chosen = [only(part, args.only) for part in chosen]
     results = opened(args.out)
     if args.again:
         for part in chosen:
-            results.forget(part.name)
+            results.forget(part.name, [one.name for one in part.contestants])
     adopt_orphans()
     turns = Turns(results, args.rounds, lambda line: print(line, flush=True))
     for part in chosen:
@@ -63,6 +65,12 @@ def run(args: argparse.Namespace) -> int:
     for name in failed:
         print(f"failed: {name}", flush=True)
     return bool(failed)
+
+
+def only(part: Part, words: list[str]) -> Part:
+    """A part with those contestants alone whose names have one of some words; all of them if there are no words."""
+    kept = [one for one in part.contestants if not words or any(word in one.name for word in words)]
+    return replace(part, contestants=kept)
 
 
 def opened(path: Path) -> Results:
@@ -108,6 +116,9 @@ def main() -> None:
     running.set_defaults(run=run)
     running.add_argument(
         "--parts", nargs="+", default=["bench", "freshness"], help="names of parts or of groups of them"
+    )
+    running.add_argument(
+        "--only", nargs="+", default=[], metavar="WORD", help="of contestants that have it in their name"
     )
     running.add_argument("--again", action="store_true", help="measure them anew")
     running.add_argument("--rounds", type=int, default=5)

@@ -34,11 +34,11 @@ def part(name: str, ours: Contestant, *others: Contestant) -> Part:
 
 
 def _script(figure: Figure, *command: object) -> Contestant:
-    return Contestant(OURS, python(*map(str, command)), {"ratio": figure}, timeout=120)
+    return Contestant(OURS, python(*map(str, command)), {"ratio": figure}, timeout=180)
 
 
 def _rate(name: str, figure: Figure, *command: object) -> Contestant:
-    return Contestant(name, python(*map(str, command)), {"samples/s": figure}, timeout=120)
+    return Contestant(name, python(*map(str, command)), {"samples/s": figure}, timeout=180)
 
 
 def parts() -> dict[str, tuple[Part, list[Ratio]]]:
@@ -47,7 +47,7 @@ def parts() -> dict[str, tuple[Part, list[Ratio]]]:
         OURS,
         python("core_table.py", "--rows", 1_000_000, "--growths", 1, "--rounds", 3, "--json"),
         {"pull": ("pull / numpy.take",), "push": ("push / NumPy gather-update-scatter",)},
-        timeout=120,
+        timeout=180,
     )
     predict = Contestant(
         OURS,
@@ -55,10 +55,10 @@ def parts() -> dict[str, tuple[Part, list[Ratio]]]:
             "serving.py", "--rows", 50_000, "--rounds", 3, "--seconds", 0.7, "--concurrency", 1, 16, "--instances", 1
         ),
         {load: ("by_load", load, "ratio") for load in ("1 by 1", "1 by 16")},
-        timeout=120,
+        timeout=180,
     )
-    step = ("step.py", "--rounds", 1, "--seconds", 1.5, "--batches")
-    small = ("--workload", "w2", "--batch", 64, "--vocabulary", 500_000, "--rounds", 5, "--seconds", 1)
+    step = ("step.py", "--rounds", 5, "--seconds", 1, "--batches")
+    small = ("--workload", "w2", "--batch", 64, "--vocabulary", 500_000, "--only", "plain_tf", "batch")
     cluster = ("cluster.py", "--topologies", "colocated", "--batches", 60, "--seconds", 3, "--warmup", 2, "--rounds", 1)
     return {
         "decode": (
@@ -77,15 +77,11 @@ def parts() -> dict[str, tuple[Part, list[Ratio]]]:
             [Ratio(f"predict {load} / empty FastAPI", "predict", OURS, figure=load) for load in ("1 by 1", "1 by 16")],
         ),
         "w1": (
-            part(
-                "w1",
-                _rate(OURS, ("samples_per_s", "batch"), *step, 60, "--threads", 1, "--only", "batch"),
-                _rate(PEER, ("samples_per_s",), "dense_only.py", "--processes", 1, "--seconds", 1.5),
-            ),
-            [Ratio("W1 one process / dense step only", "w1", OURS, PEER)],
+            part("w1", _script(("ratio_to_dense", "batch"), *step, 60, "--only", "dense", "batch")),
+            [Ratio("W1 one process / dense step only", "w1", OURS, figure="ratio")],
         ),
         "w2": (
-            part("w2", _script(("ratio_to_plain_tf", "batch"), "step.py", *small, "--batches", 300)),
+            part("w2", _script(("ratio_to_plain_tf", "batch"), *step, 300, *small)),
             [Ratio("W2 batch 64, one process / plain TensorFlow", "w2", OURS, figure="ratio")],
         ),
         "cluster": (

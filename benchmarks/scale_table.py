@@ -6,7 +6,8 @@ One shard of float16 rows of 16 with row-wise Adagrad (--float32: of float32 row
 until there are so many; then batches of 1,024 samples with 26 ids each, drawn evenly from all rows (the worst case for
 caches), are pulled and pushed by one thread; then a full checkpoint is written and restored. Samples/s are those of
 pull and push alone. Memory is what the process gained; payload is key, row and optimizer state (44 bytes; 136). A row
-has its count and when it was last seen beside them (8 bytes). Prints a line of JSON.
+has its count and when it was last seen beside them (8 bytes). Prints a line of JSON after every stage, the last one
+has all.
 """
 
 import argparse
@@ -95,6 +96,7 @@ def measure(rows: int, batches: int, full: bool, place: Path) -> dict[str, Any]:
         "table_over_payload": round(table.nbytes / rows / payload, 3),
         **train(table, rows, batches),
     }
+    print(json.dumps(figures), flush=True)
     taken = cluster.checkpointer.take()
     size = sum(file.stat().st_size for file in place.rglob("*.parquet"))
     figures |= {
@@ -102,6 +104,7 @@ def measure(rows: int, batches: int, full: bool, place: Path) -> dict[str, Any]:
         "checkpoint_gb": round(size / 1e9, 3),
         "checkpoint_peak_bytes_per_row": round((memory("VmHWM") - before) / rows, 2),
     }
+    print(json.dumps(figures), flush=True)
     keys = keys_of(0, min(rows, BIRTH))
     expected = table.pull(keys)
     del cluster, table

@@ -6,7 +6,8 @@
 Both get ready arrays: the peer row numbers as tensors, the Learner ids already hashed (`batch`) or the columns of a
 user's ids (`columns`, hashing included). The peer's table holds the whole vocabulary from the start;
 ours is empty and grows. Prints a line of JSON with all runs; ratios are medians over rounds of ours / peer in the same
-round. With --only one of them runs alone, to take turns with other processes.
+round. With --only some of them run, or one alone, to take turns with other processes; "dense" is the dense part of
+the peer alone, a limit.
 """
 
 import argparse
@@ -21,11 +22,12 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from plain_tf import PlainTensorFlow
+from plain_tf import DenseOnly, PlainTensorFlow
 from workloads import WORKLOADS, Workload, columns, model
 
 WARMUP = 20
 CONTESTANTS = ("plain_tf", "batch", "columns")
+LIMIT = "dense"  # its dense part alone
 
 
 def main() -> None:
@@ -38,7 +40,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each contestant in each round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, help="of each id; default: the workload's")
-    parser.add_argument("--only", choices=CONTESTANTS, nargs="+", default=CONTESTANTS)
+    parser.add_argument("--only", choices=(*CONTESTANTS, LIMIT), nargs="+", default=CONTESTANTS)
     args = parser.parse_args()
 
     import tensorflow as tf
@@ -60,19 +62,23 @@ def main() -> None:
                 done[name] += 1
             step(None)
             rates[name].append((done[name] - first) * args.batch / (time.perf_counter() - started))
-    peer = rates.get("plain_tf")
     figures = {
         **{name: getattr(args, name) for name in ("workload", "batch", "threads", "rounds")},
         "samples_per_s": {name: round(statistics.median(rate)) for name, rate in rates.items()},
         "runs": {name: [round(one) for one in rate] for name, rate in rates.items()},
-        "ratio_to_plain_tf": {
-            name: round(statistics.median(a / b for a, b in zip(rate, peer, strict=True)), 3)
-            for name, rate in rates.items()
-            if peer and name != "plain_tf"
-        },
+        **{f"ratio_to_{peer}": ratios(rates, peer) for peer in ("plain_tf", LIMIT) if peer in rates},
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
     }
     print(json.dumps(figures))
+
+
+def ratios(rates: dict[str, list[float]], peer: str) -> dict[str, float]:
+    """Of all others to a peer: medians over rounds."""
+    return {
+        name: round(statistics.median(a / b for a, b in zip(rate, rates[peer], strict=True)), 3)
+        for name, rate in rates.items()
+        if name != peer
+    }
 
 
 def made(args: argparse.Namespace) -> dict[str, Callable[[int | None], object]]:
@@ -84,6 +90,9 @@ def made(args: argparse.Namespace) -> dict[str, Callable[[int | None], object]]:
     if "plain_tf" in args.only:
         peer = PlainTensorFlow(workload, data)
         contestants["plain_tf"] = lambda k: peer.finish() if k is None else peer.step(k)
+    if LIMIT in args.only:
+        limit = DenseOnly(workload, args.batch)
+        contestants[LIMIT] = lambda k: limit.finish() if k is None else limit.step()
     ready = [columns(batch) for batch in data]
     for name in ("batch", "columns"):
         if name in args.only:

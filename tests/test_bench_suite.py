@@ -14,13 +14,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import bench  # noqa: E402
 from suite import page, plot, results, scale, single, sizing  # noqa: E402
 from suite.bars import RATIOS, Ratio  # noqa: E402
 from suite.guard import compare  # noqa: E402
 from suite.parts import COLOCATED, PLAIN, PSS, Contestant, Part, Peers, Scope, training  # noqa: E402
 from suite.results import OtherMachine, Results  # noqa: E402
 from suite.running import Failed, run  # noqa: E402
-from suite.turns import Turns, figure_of  # noqa: E402
+from suite.turns import Others, Turns, figure_of  # noqa: E402
 
 
 def saying(name: str, code: str, missing: str = "") -> Contestant:
@@ -56,9 +57,19 @@ def test_what_is_done_is_not_run_again_unless_it_is_forgotten(tmp_path: Path) ->
         Turns(Results(path, ()), rounds, lambda line: None).part(part)
         assert len(log.read_text().split()) == runs
     again = Results(path, ())
-    again.forget("p")
+    again.forget("p", ["a"])
+    assert again.found["parts"] == {}
     Turns(again, 1, lambda line: None).part(part)
     assert len(log.read_text().split()) == 4
+
+
+def test_one_contestant_alone_is_measured_anew(tmp_path: Path) -> None:
+    log, found = tmp_path / "log", Results(tmp_path / "r.json", ())
+    part = Part("p", "P", [saying("red", told(log, "red", 1)), saying("blue", told(log, "blue", 1))])
+    Turns(found, 1, lambda line: None).part(part)
+    found.forget("p", [one.name for one in bench.only(part, ["blu"]).contestants])
+    Turns(found, 1, lambda line: None).part(bench.only(part, []))
+    assert log.read_text().split() == ["red", "blue", "blue"]
 
 
 def test_one_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
@@ -98,6 +109,15 @@ def test_a_broker_is_there_only_while_it_is_needed(tmp_path: Path) -> None:
 def test_a_command_that_says_nothing_or_hangs_has_failed(code: str, said: str) -> None:
     with pytest.raises(Failed, match=said):
         run((sys.executable, "-c", code), timeout=60 if "print" in code else 1)
+
+
+def test_what_commands_use_is_not_counted_as_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 s that the machine was busy, of 20, a command had one, and somewhat for its start."""
+    told = iter([(5.0, 100.0), (15.0, 120.0)])
+    monkeypatch.setattr("suite.turns.machine_seconds", lambda: next(told))
+    others = Others()
+    run((sys.executable, "-c", "import time\nwhile time.process_time() < 1: pass\nprint('{}')"), timeout=300)
+    assert 0.3 < others.share() <= 0.45
 
 
 def test_nothing_is_left_running(tmp_path: Path) -> None:
@@ -196,9 +216,9 @@ def made(tmp_path: Path) -> dict[str, Any]:
     found = Results(tmp_path / "r.json", RATIOS)
     for turn, rate in enumerate((300.0, 100.0, 200.0)):
         found.part("w1", "W1, batch 1024")
-        found.add("w1", COLOCATED, turn, {"samples/s": [4 * rate], "memory MB": [2000.0]}, 1.0)
-        found.add("w1", PLAIN, turn, {"samples/s": [2 * rate]}, 1.0)
-        found.add("w1", PSS, turn, {"samples/s": [rate]}, 1.0)
+        found.add("w1", COLOCATED, turn, {"samples/s": [4 * rate], "memory MB": [2000.0]}, seconds=1.0, others=0.0)
+        found.add("w1", PLAIN, turn, {"samples/s": [2 * rate]}, seconds=1.0, others=0.3)
+        found.add("w1", PSS, turn, {"samples/s": [rate]}, seconds=1.0, others=0.4)
     found.part("swaps", "Swaps").update(absent={"x": "not installed"})
     found.save()
     return found.found
@@ -212,6 +232,7 @@ def test_the_page_tells_medians_ratios_and_bars(tmp_path: Path) -> None:
     assert text.index(f"| {COLOCATED} | 800") < text.index(f"| {PLAIN} | 400") < text.index(f"| {PSS} | 200")
     assert "x was left out: not installed" in text
     assert "3 rounds in turns" in text
+    assert "Others used 30% of the machine meanwhile." in text
 
 
 def test_only_what_is_between_the_marks_changes(tmp_path: Path) -> None:

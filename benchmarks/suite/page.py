@@ -1,6 +1,7 @@
 """Pages made of the file of results: one of its own, and what the documentation has between its marks."""
 
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from suite import plot, sizing
 from suite.parts import ONE, PLAIN, PSS
 
 TRAINING = ("w1", "w2-64", "w2-1024")
+BUSY = 0.05  # share of the machine that others may use before it is told
 BEGIN, END = "<!-- bench: {} -->", "<!-- bench: end -->"
 
 
@@ -88,7 +90,9 @@ def sections(found: Mapping[str, Any]) -> list[str]:
         medians = found["medians"].get(name)
         if medians:
             body = training(part, medians) if name in TRAINING else figures(medians)
-            made += [f"### {part['title']}", body]
+            others = statistics.median(part.get("others") or [0.0])
+            disturbed = f"Others used {others:.0%} of the machine meanwhile." if others > BUSY else ""
+            made += [f"### {part['title']}", *filter(None, [disturbed]), body]
     return made
 
 
@@ -113,9 +117,10 @@ def between(text: str, mark: str, new: str) -> str:
 def documents(found: Mapping[str, Any], docs: Path) -> dict[str, str]:
     """The documentation's files as they are to be, by name."""
     text = (docs / "performance.md").read_text()
-    measured = "\n\n".join([about(found), bars(found), *sections(found), "\n".join(left_out(found))]).strip()
-    made = {"performance.md": between(text, "results", measured)}
     drawn = [name for name in TRAINING if found["medians"].get(name)]
+    picture = ["![Samples per second of streamtrain and of its peers](performance.svg)"] if drawn else []
+    whole = [about(found), bars(found), *picture, *sections(found), "\n".join(left_out(found))]
+    made = {"performance.md": between(text, "results", "\n\n".join(whole).strip())}
     if drawn:
         panels = [(found["parts"][name]["title"], _rates(found["medians"][name])) for name in drawn]
         made["performance.svg"] = plot.draw(panels)

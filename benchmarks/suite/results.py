@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -98,23 +98,30 @@ class Results:
         found: dict[str, Any] = self.found["parts"].setdefault(name, empty)
         return found
 
-    def forget(self, name: str) -> None:
-        """A part is measured anew."""
-        self.found["parts"].pop(name, None)
+    def forget(self, part: str, contestants: Iterable[str]) -> None:
+        """Some of a part are measured anew; when none is left of it, the part is."""
+        runs = self.part(part)["runs"]
+        for one in contestants:
+            runs.pop(one, None)
+        if not runs:
+            del self.found["parts"][part]
 
     def has(self, part: str, contestant: str, turn: int) -> bool:
         """Whether a run is there."""
         runs = self.part(part)["runs"].get(contestant, [])
         return turn < len(runs) and runs[turn] is not None
 
-    def add(self, part: str, contestant: str, turn: int, figures: dict[str, list[float]], seconds: float) -> None:
-        """A run."""
+    def add(
+        self, part: str, contestant: str, turn: int, figures: dict[str, list[float]], *, seconds: float, others: float
+    ) -> None:
+        """A run: its figures, how long it took, and what share of the machine others had meanwhile."""
         known = self.part(part)
         runs = known["runs"].setdefault(contestant, [])
         runs += [None] * (turn + 1 - len(runs))
         runs[turn] = figures
         known["failed"].pop(contestant, None)
         known["seconds"] = round(known["seconds"] + seconds, 1)
+        known.setdefault("others", []).append(round(others, 3))
         known["commit"], known["date"] = commit(), time.strftime("%Y-%m-%d %H:%M", time.gmtime())
         self.save()
 

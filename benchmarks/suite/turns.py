@@ -1,13 +1,17 @@
 """Runs parts: contestants in turns, round by round, what is known already left out."""
 
+import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from processes import cpu_seconds, machine_seconds
+
+from suite.page import BUSY
 from suite.parts import Contestant, Figure, Part
 from suite.results import Results
-from suite.running import Failed, run
+from suite.running import Failed, children, run
 
 MESSAGES = 2_500_000  # of a topic: more than is learned in one run of seconds
 
@@ -27,6 +31,25 @@ def full_broker(workload: str) -> AbstractContextManager[Any]:
     from stream import full_broker as full
 
     return full(workload, MESSAGES)
+
+
+class Others:
+    """What others take of the machine from its making on."""
+
+    def __init__(self) -> None:
+        self._began = self._seconds()
+
+    def share(self) -> float:
+        """Of all cores, 0 to 1."""
+        foreign, whole = (now - then for now, then in zip(self._seconds(), self._began, strict=True))
+        return max(foreign, 0.0) / whole if whole else 0.0
+
+    def _seconds(self) -> tuple[float, float]:
+        """Of CPU that others have used so far, and that there were: ended children are ours, and those that live."""
+        busy, whole = machine_seconds()
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        ours = sum(one.ru_utime + one.ru_stime for one in used) + sum(map(cpu_seconds, children()))
+        return busy - ours, whole
 
 
 class Turns:
@@ -50,10 +73,11 @@ class Turns:
 
     def part(self, part: Part) -> None:
         """All runs of a part that are missing; one that fails is told, and not tried again in this call."""
-        known = self._results.part(part.name, part.title)
-        known["absent"] = {one.name: one.missing for one in part.contestants if one.missing}
+        known, names = self._results.part(part.name, part.title), [one.name for one in part.contestants]
+        absent = {one.name: one.missing for one in part.contestants if one.missing}
+        known["absent"] = {name: why for name, why in known["absent"].items() if name not in names} | absent
         there = [one for one in part.contestants if not one.missing]
-        for name, why in known["absent"].items():
+        for name, why in absent.items():
             self._say(f"{part.name}: {name} is left out: {why}")
         left = self._left(part, there)
         if not left:
@@ -77,7 +101,7 @@ class Turns:
     def _one(self, part: Part, one: Contestant, turn: int, broker: Any) -> bool:
         where = part.name if part.once else f"{part.name} {turn + 1}/{self._rounds}"
         command = [word.replace("{broker}", broker.servers if broker else "") for word in one.command]
-        began = time.monotonic()
+        began, others = time.monotonic(), Others()
         try:
             printed = run(command, one.timeout)
             figures = {name: figure_of(printed, place) for name, place in one.figures.items()}
@@ -86,7 +110,9 @@ class Turns:
             self._say(f"{where}: {one.name} FAILED: {exc}")
             return False
         seconds = time.monotonic() - began
-        self._results.add(part.name, one.name, turn, figures, seconds)
+        share = others.share()
+        self._results.add(part.name, one.name, turn, figures, seconds=seconds, others=share)
         name, values = next(iter(figures.items()))
-        self._say(f"{where}: {one.name}: {sum(values) / len(values):,.4g} {name} ({seconds:.0f} s)")
+        took = f"{seconds:.0f} s" + (f", others used {share:.0%} of the machine" if share > BUSY else "")
+        self._say(f"{where}: {one.name}: {sum(values) / len(values):,.4g} {name} ({took})")
         return True
