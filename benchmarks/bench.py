@@ -44,7 +44,8 @@ def all_parts(scope: Scope) -> dict[str, list[Part]]:
 
 def run(args: argparse.Namespace) -> int:
     """Measures what is missing."""
-    scope = Scope(args.rounds, args.seconds, Peers(args.peers, args.peer_environments))
+    places = [one and one.absolute() for one in (args.peers, args.peer_environments)]
+    scope = Scope(args.rounds, args.seconds, Peers(*places))
     groups = all_parts(scope)
     every = {part.name: part for group in groups.values() for part in group}
     unknown = set(args.parts) - {*every, *groups}

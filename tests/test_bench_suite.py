@@ -1,10 +1,12 @@
 """The suite of benchmarks: what it makes of what commands print, what it goes on with, what it compares and shows."""
 
 import json
+import platform
 import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -231,7 +233,7 @@ def test_the_page_tells_medians_ratios_and_bars(tmp_path: Path) -> None:
     assert f"| {COLOCATED} | 800 | 400 to 1,200 | 2 | 4 | 2,000 |  |" in text
     assert text.index(f"| {COLOCATED} | 800") < text.index(f"| {PLAIN} | 400") < text.index(f"| {PSS} | 200")
     assert "x was left out: not installed" in text
-    assert "3 rounds in turns" in text
+    assert "rounds in turns: 3;" in text
     assert "Others used 30% of the machine meanwhile." in text
 
 
@@ -261,18 +263,24 @@ MEASURED = sizing.Measured(
 
 
 def test_a_cluster_is_as_large_as_its_formulas_say() -> None:
-    wanted = sizing.Wanted(parameters=16e9, dim=16, samples=1e6, batch=1000, busy=0.5, memory=35e9, predictions=1e6)
+    wanted = sizing.Wanted(
+        parameters=16e9, dim=16, samples=1e6, batch=1000, busy=0.5, memory=35e9, away=200, predictions=1e6
+    )
     needed = sizing.needed(MEASURED, wanted)
     assert needed.rows == 1e9
     assert needed.memory == pytest.approx(70e9)
-    assert needed.shards == 2
-    # 1,000 batches a second to 2 shards: 2,000 messages of 200 µs are 0.4 cores, half of them on either side
-    assert needed.shard_cores == pytest.approx((4 + 0.2) / 0.5)
-    assert needed.workers == 21
-    assert needed.checkpoint == pytest.approx(500)
-    assert needed.restore == pytest.approx(1000)
+    # 1,000 messages a second to each shard, of 200 µs, half of them there: 0.1 cores
+    assert (needed.for_memory, needed.for_work, needed.for_restore) == (2, 10, 10)
+    assert needed.shards == 10
+    assert needed.shard_memory == pytest.approx(7e9)
+    # and half of them in workers, for 10 shards: 1 core, beside 10 for the samples
+    assert needed.workers == 22
+    assert needed.checkpoint == pytest.approx(100)
+    assert needed.restore == pytest.approx(200)
     assert needed.servers == 20
     assert needed.wire == pytest.approx(1e9)
+    with pytest.raises(ValueError, match="larger"):
+        sizing.needed(MEASURED, replace(wanted, batch=200))
 
 
 def test_sizing_says_what_was_not_measured() -> None:
@@ -292,5 +300,6 @@ def test_the_machine_is_told() -> None:
     assert found["cores"] >= 1
     assert found["memory_gb"] > 0
     assert found["cpu"]
+    assert found["simd"] in ("avx512f", "avx2", "avx", platform.machine())
     assert results.versions()["numpy"] != "none"
     assert re.fullmatch(r"([0-9a-f]{10}\+?)?", results.commit())

@@ -31,7 +31,7 @@ def about(found: Mapping[str, Any]) -> str:
     """Where and when."""
     machine, versions = found["machine"], found["versions"]
     rounds = sorted({len(runs) for name in TRAINING for runs in found["parts"].get(name, {}).get("runs", {}).values()})
-    told = f", {'-'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds in turns" if rounds else ""
+    told = f", rounds in turns: {' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))}" if rounds else ""
     kind = " virtual" if machine["virtual"] else ""
     names = ("python", "tensorflow", "numpy", "grpcio", "fastapi")
     used = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)

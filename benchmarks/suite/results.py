@@ -35,11 +35,10 @@ class OtherMachine(Exception):
 
 def machine() -> dict[str, Any]:
     """What this is measured on."""
-    cpu = dict(line.split("\t: ", 1) for line in _lines("/proc/cpuinfo") if "\t: " in line)
-    memory = dict(line.split(":", 1) for line in _lines("/proc/meminfo"))
+    cpu, memory = _fields("/proc/cpuinfo"), _fields("/proc/meminfo")
     flags = set(cpu.get("flags", "").split())
     return {
-        "cpu": next((cpu[name].strip() for name in ("model name", "Model") if name in cpu), platform.machine()),
+        "cpu": next((cpu[name] for name in ("model name", "Model") if name in cpu), platform.machine()),
         "simd": next((name for name in ("avx512f", "avx2", "avx") if name in flags), platform.machine()),
         "cores": os.cpu_count() or 1,
         "memory_gb": round(int(memory["MemTotal"].split()[0]) / 2**20, 1),
@@ -69,8 +68,10 @@ def commit() -> str:
         return ""
 
 
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines()
+def _fields(path: str) -> dict[str, str]:
+    """Lines with a name and a value, of the last of several cores."""
+    lines = (line.partition(":") for line in Path(path).read_text().splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 class Results:

@@ -20,7 +20,8 @@ class Wanted:
         message: bytes of a sample in Kafka.
         batch: samples of a worker's step.
         busy: share of a core that is planned to be used.
-        memory: bytes of a machine that a shard may fill.
+        memory: bytes that a shard may fill.
+        away: seconds after which a lost shard is back.
         predictions: instances that are predicted a second.
     """
 
@@ -30,7 +31,8 @@ class Wanted:
     message: float = 670
     batch: int = 8192
     busy: float = 0.7
-    memory: float = 48e9
+    memory: float = 24e9
+    away: float = 120
     predictions: float = 1e6
 
     @property
@@ -106,8 +108,11 @@ class Needed:
     Attributes:
         rows: in all.
         memory: bytes of all shards.
-        shards: of them.
-        shard_cores: of all shards.
+        for_memory: shards, so that each has room for its rows.
+        for_work: shards, so that each keeps up with one core.
+        for_restore: shards, so that a lost one is back in time.
+        shards: the most of these, of one core each.
+        shard_memory: bytes of one.
         workers: of one core each.
         partitions: of the topic.
         wire: bytes a second between workers and shards.
@@ -121,8 +126,11 @@ class Needed:
 
     rows: float
     memory: float
+    for_memory: int
+    for_work: int
+    for_restore: int
     shards: int
-    shard_cores: float
+    shard_memory: float
     workers: int
     partitions: int
     wire: float
@@ -135,16 +143,28 @@ class Needed:
 
 
 def needed(of: Measured, wanted: Wanted) -> Needed:
-    """The formulas of the page, in its order."""
+    """The formulas of the page, in its order.
+
+    Raises:
+        ValueError: batches are so small that messages alone keep shards busy.
+    """
     memory = wanted.rows * of.row
-    shards = math.ceil(memory / wanted.memory)
-    messages = wanted.samples / wanted.batch * shards * of.message  # cores; half of it on either side
-    workers = math.ceil((wanted.samples * of.worker + messages / 2) / wanted.busy)
+    messages = wanted.samples / wanted.batch * of.message / 2  # cores, of each shard, and of all workers for one shard
+    if messages >= wanted.busy:
+        raise ValueError("messages alone keep shards busy: make batches larger")
+    for_memory = math.ceil(memory / wanted.memory)
+    for_work = math.ceil(wanted.samples * of.shard / (wanted.busy - messages))
+    for_restore = math.ceil(wanted.rows / of.restored / wanted.away)
+    shards = max(for_memory, for_work, for_restore)
+    workers = math.ceil((wanted.samples * of.worker + shards * messages) / wanted.busy)
     return Needed(
         rows=wanted.rows,
         memory=memory,
+        for_memory=for_memory,
+        for_work=for_work,
+        for_restore=for_restore,
         shards=shards,
-        shard_cores=(wanted.samples * of.shard + messages / 2) / wanted.busy,
+        shard_memory=memory / shards,
         workers=workers,
         partitions=workers,
         wire=wanted.samples * of.wire,
@@ -173,9 +193,12 @@ INPUTS = {
 OUTPUTS = {
     "rows": ("rows", "P / d", 1e6, "M"),
     "memory": ("memory of shards", "R · r", 1e9, "GB"),
-    "shards": ("shards", "⌈R · r / M⌉", 1, ""),
-    "shard_cores": ("cores of shards, all together", "(S · s + S / B · K · m / 2) / u", 1, ""),
-    "workers": ("workers, one core each", "⌈(S · w + S / B · K · m / 2) / u⌉", 1, ""),
+    "for_memory": ("shards, for memory", "⌈R · r / M⌉", 1, ""),
+    "for_work": ("shards, for work", "⌈S · s / (u - S / B · m / 2)⌉", 1, ""),
+    "for_restore": ("shards, to be back in time", "⌈R / l / T⌉", 1, ""),
+    "shards": ("*K*: shards, one core each", "the most of these", 1, ""),
+    "shard_memory": ("memory of one", "R · r / K", 1e9, "GB"),
+    "workers": ("workers, one core each", "⌈(S · w + K · S / B · m / 2) / u⌉", 1, ""),
     "partitions": ("partitions of the topic, at least", "one a worker", 1, ""),
     "wire": ("network between workers and shards", "S · b", 1e9, "GB/s"),
     "stream": ("network from Kafka", "S · j", 1e9, "GB/s"),
