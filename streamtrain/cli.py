@@ -1,6 +1,5 @@
 """The command line: `streamtrain …`. It, its commands and services/ alone read the environment."""
 
-import logging
 import sys
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ from streamtrain.commands.versions import label, promote, rollback, versions
 from streamtrain.commands.watching import status
 from streamtrain.commands.whole import up
 from streamtrain.errors import ConfigError, StreamtrainError
+from streamtrain.logs import fail, set_up_logs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,9 +46,9 @@ for panel, commands in _COMMANDS.items():
 
 def main() -> None:
     """Entry point. Errors of streamtrain are one line and exit code 2 (configuration) or 1 (anything else)."""
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    set_up_logs(level="warning")
     try:
         app()
     except StreamtrainError as exc:
-        sys.stderr.write(f"streamtrain: {exc}\n")
+        fail(str(exc))
         sys.exit(EXIT_CONFIG if isinstance(exc, ConfigError) else EXIT_FAILED)

@@ -1,6 +1,6 @@
 """Settings of a cluster's processes: what each may be, and is by default; docs/configuration.md has their meaning."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ __all__ = [
     "ConsistencySettings",
     "CoordinatorSettings",
     "GateSettings",
+    "LogSettings",
     "PsSettings",
     "PublishSettings",
     "SecuritySettings",
@@ -62,6 +63,20 @@ class UpSettings(Group):
     ps: Annotated[Count, Field(ge=1, le=256)] = 2
     workers: Annotated[Count, Field(ge=1, le=256)] = 2
     data: Text = ".streamtrain"
+
+
+class LogSettings(Group):
+    """What processes write to their log, which is standard error: `streamtrain.logs.set_up_logs`.
+
+    Attributes:
+        format: of a line.
+        level: from which on streamtrain's own messages are written.
+        process: what the process is called; None: by its command.
+    """
+
+    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    process: Text | None = None
 
 
 class SecuritySettings(Group):
@@ -105,6 +120,7 @@ class Settings(Group):
         watchdog: when a server rolls back by itself.
         coordinator: who knows the whole cluster.
         security: of the wire.
+        log: what processes say.
         up: what one machine runs.
     """
 
@@ -120,6 +136,7 @@ class Settings(Group):
     watchdog: WatchdogSettings = WatchdogSettings()
     coordinator: CoordinatorSettings = CoordinatorSettings()
     security: SecuritySettings = SecuritySettings()
+    log: LogSettings = LogSettings()
     up: UpSettings = UpSettings()
 
 

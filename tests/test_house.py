@@ -14,11 +14,12 @@ PACKAGE = ROOT / "streamtrain"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 NATIVE = sorted([*PACKAGE.glob("_native/*.h"), *PACKAGE.glob("_native/*.cc")])
 
-COMMON = {"_core", "errors", "clock", "address"}
+COMMON = {"_core", "errors", "clock", "address", "logs"}
 MAY_IMPORT = {
     "errors": set(),
     "clock": {"errors"},
     "address": {"errors"},
+    "logs": set(),
     "setting_types": COMMON,
     "settings": COMMON | {"setting_types", "settings_learning", "settings_serving"},
     "settings_learning": COMMON | {"setting_types"},

@@ -76,7 +76,8 @@ def programs(
     inherited["PYTHONUNBUFFERED"] = "1"
 
     def program(name: str, stage: int, *command: str, drain: float = 45.0) -> Program:
-        return Program(name, [sys.executable, "-m", *command], inherited, stage, drain)
+        named = inherited | {"STREAMTRAIN_LOG__PROCESS": name}
+        return Program(name, [sys.executable, "-m", *command], named, stage, drain)
 
     found = []
     for server, port in _embedded(given).items():

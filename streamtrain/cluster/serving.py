@@ -18,6 +18,7 @@ from streamtrain.cluster.siblings import Siblings
 from streamtrain.cluster.sockets import listening
 from streamtrain.cluster.versions import VersionControl
 from streamtrain.errors import ConfigError
+from streamtrain.logs import set_up_logs
 from streamtrain.metrics import endpoint
 from streamtrain.model.model import Model
 from streamtrain.ps.security import Security
@@ -88,7 +89,8 @@ def serve_model(load: Callable[[], Model], settings: Settings, place: Place | No
     with listening(chosen.listen) as sockets:
         at = ", ".join("{}:{}".format(*one.getsockname()[:2]) for one in sockets)
         logger.info("%d processes serve at %s", chosen.processes, at)
-        Siblings(_Process(load, settings, sockets), chosen.processes).run()
+        log = partial(set_up_logs, settings.log.format, settings.log.level, settings.log.process or "serve")
+        Siblings(_Process(load, settings, sockets), chosen.processes, log=log).run()
 
 
 def _check_several(settings: Settings) -> None:

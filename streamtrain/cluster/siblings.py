@@ -12,16 +12,22 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from streamtrain.errors import ConfigError, StreamtrainError
+from streamtrain.logs import set_up_logs
 
 logger = logging.getLogger(__name__)
 
 Run = Callable[[int, bool, Callable[[], None]], None]
+Log = Callable[[int], None]
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _LONG = 60.0  # seconds after which what ends has not failed at its start
 _CONTEXT = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
 _CONFIG = "config:"
+
+
+def _log_text(index: int) -> None:
+    set_up_logs(index=index)
 
 
 class Siblings:
@@ -32,10 +38,11 @@ class Siblings:
             ended, and what it calls once it has started. It is pickled.
         count: of processes.
         drain: seconds that they may take to end.
+        log: has a process write its log; is called in it with its index, and pickled, too.
     """
 
-    def __init__(self, run: Run, count: int, drain: float = 30.0) -> None:
-        self._slots = [_Slot(run, index) for index in range(count)]
+    def __init__(self, run: Run, count: int, drain: float = 30.0, log: Log = _log_text) -> None:
+        self._slots = [_Slot(run, index, log) for index in range(count)]
         self._drain = drain
         self._stopped, self._stopper = _CONTEXT.Pipe(duplex=False)
         self._has_begun = False  # whether any has ever started
@@ -100,8 +107,8 @@ class Siblings:
 class _Slot:
     """The place of one process, which others take when it has ended."""
 
-    def __init__(self, run: Run, index: int) -> None:
-        self._run, self._index = run, index
+    def __init__(self, run: Run, index: int, log: Log) -> None:
+        self._run, self._index, self._log = run, index, log
         self.process: BaseProcess | None = None
         self.report: Connection | None = None
         self.starts = self.failures = 0
@@ -118,7 +125,9 @@ class _Slot:
     def start(self) -> None:
         self.report, reporting = _CONTEXT.Pipe(duplex=False)
         self.process = _CONTEXT.Process(
-            target=_run, args=(self._run, self._index, self.starts > 0, reporting), name=f"serving-{self._index}"
+            target=_run,
+            args=(self._run, self._log, self._index, self.starts > 0, reporting),
+            name=f"serving-{self._index}",
         )
         self.process.start()
         reporting.close()
@@ -156,10 +165,9 @@ class _Slot:
         self.process = None
 
 
-def _run(run: Run, index: int, is_again: bool, report: Connection) -> None:
+def _run(run: Run, log: Log, index: int, is_again: bool, report: Connection) -> None:
     """What a process does."""
-    logging.basicConfig(format=f"%(levelname)s process {index} %(name)s: %(message)s")
-    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    log(index)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
         run(index, is_again, lambda: report.send(""))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamtrain.errors import ConfigError
+from streamtrain.logs import set_up_logs
 
 if TYPE_CHECKING:
     from streamtrain.config import Settings
@@ -22,6 +23,10 @@ Addresses = Annotated[
     str | None, typer.Option("--ps", help="Addresses of all shards, in order of their index: host:port,…")
 ]
 Workers = Annotated[int | None, typer.Option(help="Workers that bulk consistency waits for in the beginning.")]
+
+LogFormat = Annotated[
+    str | None, typer.Option(metavar="text|json", help="Lines of the log; default: setting log.format.")
+]
 
 Json = Annotated[bool, typer.Option("--json", help="Print a line of JSON, for scripts.")]
 Who = Annotated[str | None, typer.Option(help="Who does it, for the history; default: user@host.")]
@@ -70,6 +75,17 @@ def read_settings(config: Path | None, setting: list[str] | None, overrides: dic
 
     given = {key: value for key, value in overrides.items() if value is not None}
     return load_settings(config, os.environ, values_of(setting) | given)
+
+
+def set_up_log(settings: "Settings", process: str, index: int | None = None) -> None:
+    """Has a long-running command say what happens, as set.
+
+    Args:
+        settings: all.
+        process: what it is called, unless that is set.
+        index: which of several of that name; None: there is one.
+    """
+    set_up_logs(settings.log.format, settings.log.level, settings.log.process or process, index)
 
 
 def values_of(setting: list[str] | None) -> dict[str, object]:

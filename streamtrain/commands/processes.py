@@ -1,6 +1,5 @@
 """Commands that run a process of a cluster: `ps`, `worker`, `coordinator` and `serve`."""
 
-import logging
 import os
 import socket
 from functools import partial
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamtrain.commands.options import Addresses, Config, Setting, Workers, read_settings
+from streamtrain.commands.options import Addresses, Config, LogFormat, Setting, Workers, read_settings, set_up_log
 from streamtrain.console import load_tensorflow, stopped_by_signals
 from streamtrain.errors import ConfigError
 
@@ -25,6 +24,7 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     backup: Annotated[bool, typer.Option("--backup", help="Run it at its address of ps.backups.")] = False,
     config: Config = None,
     setting: Setting = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Run a parameter server: one shard of the embedding tables and dense parameters.
 
@@ -33,14 +33,17 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     from streamtrain.cluster.process import PsProcess
     from streamtrain.cluster.remote import cluster_of
 
-    settings = read_settings(config, setting, {"ps.addresses": addresses, "ps.listen": listen})
-    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    settings = read_settings(
+        config, setting, {"ps.addresses": addresses, "ps.listen": listen, "log.format": log_format}
+    )
+    set_up_log(settings, "ps")
     stopped = stopped_by_signals()
     cluster = cluster_of(settings, os.environ.get("TF_CONFIG"), stopped)
     if index is None:
         if cluster.task is None or cluster.task.type != "ps":
             raise ConfigError("--index is not given, and TF_CONFIG does not make this process a ps")
         index = cluster.task.index
+    set_up_log(settings, f"ps:{index}")
     process = PsProcess(index, cluster.ps, settings, workers or cluster.workers or 1, backup=backup)
     process.run(stopped)
 
@@ -53,6 +56,7 @@ def worker(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
     workers: Workers = None,
     config: Config = None,
     setting: Setting = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Run a worker: learn a topic, together with the other workers of its group.
 
@@ -60,8 +64,10 @@ def worker(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
     """
     from streamtrain.cluster.remote import cluster_of
 
-    settings = read_settings(config, setting, {"model": model, "ps.addresses": addresses, "stream.topic": topic})
-    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    settings = read_settings(
+        config, setting, {"model": model, "ps.addresses": addresses, "stream.topic": topic, "log.format": log_format}
+    )
+    set_up_log(settings, "worker")
     stopped = stopped_by_signals()
     cluster = cluster_of(settings, os.environ.get("TF_CONFIG"), stopped)
     made = _load_model(settings, settings.worker.threads)
@@ -79,6 +85,7 @@ def coordinator(
     listen: Annotated[str | None, typer.Option(help="Address to listen at, if it is not coordinator.address.")] = None,
     config: Config = None,
     setting: Setting = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Run the coordinator: it knows the whole cluster, and sees to its checkpoints, publications and versions.
 
@@ -87,8 +94,10 @@ def coordinator(
     from streamtrain.cluster.coordinator_process import CoordinatorProcess
     from streamtrain.cluster.membership import Cluster
 
-    settings = read_settings(config, setting, {"ps.addresses": addresses, "coordinator.listen": listen})
-    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    settings = read_settings(
+        config, setting, {"ps.addresses": addresses, "coordinator.listen": listen, "log.format": log_format}
+    )
+    set_up_log(settings, "coordinator")
     cluster = Cluster.of(settings.ps.addresses, os.environ.get("TF_CONFIG"))
     CoordinatorProcess(cluster.ps, settings).run(stopped_by_signals())
 
@@ -101,13 +110,14 @@ def serve(  # noqa: PLR0917  # as of worker
     again: Annotated[bool, typer.Option(hidden=True)] = False,
     config: Config = None,
     setting: Setting = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Serve predictions over HTTP: TensorFlow Serving's REST API, and the Open Inference Protocol.
 
     From where parameter servers publish (publish.url), following what they learn; or from a checkpoint.
     """
-    settings = read_settings(config, setting, {"model": model, "serve.listen": listen})
-    logging.getLogger("streamtrain").setLevel(logging.INFO)
+    settings = read_settings(config, setting, {"model": model, "serve.listen": listen, "log.format": log_format})
+    set_up_log(settings, "serve")
     from streamtrain.cluster.serving import Place, serve_model
 
     place = Place([_inherited(one) for one in fd], index, again) if fd else None

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from streamtrain.clock import parse_duration
-from streamtrain.commands.options import Config, Setting, read_settings
+from streamtrain.commands.options import Config, LogFormat, Setting, read_settings, set_up_log
 from streamtrain.console import print_json
 
 
@@ -42,6 +42,7 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     ] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
     repeat: Annotated[bool, typer.Option("--repeat", help="Begin again at the end, for ever.")] = False,
+    log_format: LogFormat = None,
 ) -> None:
     """Write samples of a file to the stream's topic.
 
@@ -53,7 +54,14 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     from streamtrain.stream.producer import Stop, progress_bar
     from streamtrain.stream.producer import produce as write
 
-    settings = read_settings(config, setting, {"stream.url": url, "stream.topic": topic, "stream.create": create})
+    overrides: dict[str, object] = {
+        "stream.url": url,
+        "stream.topic": topic,
+        "stream.create": create,
+        "log.format": log_format,
+    }
+    settings = read_settings(config, setting, overrides)
+    set_up_log(settings, "produce")
     pace = pace_of(rate, speed, parse_duration(max_gap, "--max-gap"))
     columns = [name.strip() for name in text.split(",") if name.strip()]
     samples = SampleFile(file, format_, key=key, time=None if speed is None else time, text=columns)

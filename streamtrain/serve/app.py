@@ -156,6 +156,7 @@ def configure(app: FastAPI, address: str, *, log_level: str = "warning") -> uvic
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,
+        log_config=None,  # as all others of the process
         log_level=log_level,
     )
 

@@ -51,6 +51,7 @@ class Tally:
                 "dropped gradients that are not finite: %d of rows, %d of dense slices; offsets %s",
                 *(stats.non_finite_rows, stats.non_finite_dense),
                 ", ".join(f"{start} to {end - 1} of partition {p}" for p, start, end in spans),
+                extra={"batch": ",".join(f"{p}:{start}-{end - 1}" for p, start, end in spans)},
             )
 
     def repeated(self, batch: Batch) -> None:
