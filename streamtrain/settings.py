@@ -34,7 +34,9 @@ __all__ = [
     "WorkerSettings",
 ]
 
-SECRETS = frozenset({"security.token", "serve.admin_token", "stream.kafka", "stream.registry_config"})
+SECRETS = frozenset(
+    {"security.token", "serve.admin_token", "serve.read_token", "stream.kafka", "stream.registry_config"}
+)
 
 
 class CoordinatorSettings(Group):

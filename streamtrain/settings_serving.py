@@ -57,8 +57,13 @@ class ServeSettings(Group):
         version: "prod": what has this label, else the head; a number or "head": that version, whatever is promoted.
         resident: versions that are loaded at the same time, beside the head.
         admin_token: that promote and rollback need; None: they are refused.
+        read_token: that all else needs, but health and the console's page; None: nothing.
         max_batch: instances that are predicted together at most.
         max_queue: instances that may wait; more are refused.
+        max_wait: seconds for which a request may wait to be predicted; then it is refused.
+        max_requests: for predictions, under way at once; more are refused.
+        max_connections: open at once; more are refused.
+        receive_timeout: seconds in which a request must have come, and an answer been read.
         lookup: where rows are: all in the process (replica), or those asked for lately (cache).
         cache_bytes: of a cache's rows, of the head and of each version.
         processes: that serve at the same address.
@@ -71,8 +76,13 @@ class ServeSettings(Group):
     version: Annotated[Text, Field(pattern=r"^(prod|head|[1-9][0-9]{0,17})$")] = "prod"
     resident: Annotated[Count, Field(ge=1)] = 2
     admin_token: Secret | None = None
+    read_token: Secret | None = None
     max_batch: Annotated[Count, Field(ge=1, le=1 << 16)] = 512
     max_queue: Annotated[Count, Field(ge=1)] = 8192
+    max_wait: Annotated[Seconds, Field(gt=0)] = 1.0
+    max_requests: Annotated[Count, Field(ge=1)] = 1024
+    max_connections: Annotated[Count, Field(ge=1)] = 4096
+    receive_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
     lookup: Literal["replica", "cache"] = "replica"
     cache_bytes: Annotated[Count, Field(ge=1 << 20)] = 1 << 30
     processes: Annotated[Count, Field(ge=1, le=1024)] = 1

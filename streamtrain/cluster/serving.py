@@ -23,9 +23,11 @@ from streamtrain.metrics import endpoint
 from streamtrain.model.model import Model
 from streamtrain.ps.security import Security
 from streamtrain.serve.app import make_app, serve
+from streamtrain.serve.connection import Connections
 from streamtrain.serve.follower import Follower
 from streamtrain.serve.holds import Holds
 from streamtrain.serve.registry import HEAD, Registry, Version
+from streamtrain.serve.service import Limits
 from streamtrain.serve.watchdog import Watch
 from streamtrain.settings import PublishSettings, Settings
 from streamtrain.store.checkpoint_origin import CheckpointOrigin
@@ -119,8 +121,12 @@ class _Process:
             follower.registry,
             follower,
             admin_token=chosen.admin_token.get_secret_value() if chosen.admin_token else None,
+            read_token=chosen.read_token.get_secret_value() if chosen.read_token else None,
+            limits=Limits(requests=chosen.max_requests),
+            connections=Connections(chosen.max_connections, chosen.receive_timeout),
             max_batch=chosen.max_batch,
             max_queue=chosen.max_queue,
+            max_wait=chosen.max_wait,
             watch=Watch(**dict(self.settings.watchdog)),
             patience=math.inf if is_again else 0.0 if self.sockets is None else _PATIENCE,
             cluster=cluster,

@@ -27,6 +27,34 @@ BATCH = Definition(
 WAITING = Definition(
     "streamtrain_serving_waiting_instances", "gauge", (), "instances", "Instances that wait to be predicted."
 )
+UNDER_WAY = Definition(
+    "streamtrain_serving_under_way_requests",
+    "gauge",
+    (),
+    "requests",
+    "Requests for predictions that are not answered yet.",
+)
+SHED = Definition(
+    "streamtrain_serving_shed_requests_total",
+    "counter",
+    ("reason",),
+    "requests",
+    "Requests refused with 503 for too many requests under way, bytes of bodies, waiting instances, or a long wait.",
+)
+CONNECTIONS = Definition(
+    "streamtrain_serving_refused_connections_total",
+    "counter",
+    ("reason",),
+    "connections",
+    "Connections closed because there were too many, a client was slow, sent too large headers or left answers unread.",
+)
+TOKENS = Definition(
+    "streamtrain_serving_unauthorized_requests_total",
+    "counter",
+    ("token",),
+    "requests",
+    "Requests without the token that they need, or with a wrong one: the admin token or the read token.",
+)
 IDS = Definition(
     "streamtrain_serving_ids_total",
     "counter",

@@ -9,7 +9,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from streamtrain.errors import ConfigError, OriginUnavailable, PublicationError, SampleError, StreamtrainError
-from streamtrain.serve.batcher import Overloaded
+from streamtrain.logs import REQUEST
+from streamtrain.serve.admission import Overloaded
 from streamtrain.serve.registry import PublicationMismatch, PublicationMissing
 
 RETRY_SECONDS = "1"
@@ -72,7 +73,8 @@ def install(app: FastAPI) -> None:
         return answer({"error": message}, exc.status_code, exc.headers)
 
     async def failed(request: Request, exc: Exception) -> Response:
-        return answer({"error": f"internal error: {type(exc).__name__}"}, 500)
+        about = {"x-request-id": REQUEST.get()}  # past what adds it to all others
+        return answer({"error": f"internal error: {type(exc).__name__}"}, 500, about)
 
     app.add_exception_handler(StreamtrainError, refused)
     app.add_exception_handler(HTTPException, of_http)
@@ -86,7 +88,7 @@ ERROR_SCHEMA: dict[str, Any] = {
 }
 _MEANINGS = {
     400: "The request cannot be understood, or an instance breaks the schema.",
-    401: "The admin token is missing or wrong.",
+    401: "The token that this needs is missing or wrong.",
     403: "No admin token is set, so nobody may.",
     404: "There is no such model, version or label, or it is not loaded.",
     409: "The gate holds it back, the server is pinned, or there is nothing to roll back to.",

@@ -21,10 +21,14 @@ from streamtrain.errors import ConfigError
 from streamtrain.serve import console, control, openinference, tfserving
 from streamtrain.serve.answers import answer, documented, install
 from streamtrain.serve.batcher import Batcher
+from streamtrain.serve.connection import Connections
+from streamtrain.serve.door import Door
 from streamtrain.serve.follower import Follower
+from streamtrain.serve.page import page_of
 from streamtrain.serve.registry import Registry
 from streamtrain.serve.route import Direct
 from streamtrain.serve.service import Limits, Service
+from streamtrain.serve.tokens import Tokens
 from streamtrain.serve.watchdog import Watch
 
 DRAIN_SECONDS = 10
@@ -36,9 +40,12 @@ def make_app(
     follower: Follower | None = None,
     *,
     admin_token: str | None = None,
+    read_token: str | None = None,
     limits: Limits | None = None,
+    connections: Connections | None = None,
     max_batch: int = 512,
     max_queue: int = 8192,
+    max_wait: float = 1.0,
     watch: Watch = _WATCH,
     patience: float = 0.0,
     cluster: console.ClusterView | None = None,
@@ -49,18 +56,20 @@ def make_app(
         registry: of publications.
         follower: that keeps the registry up; started and closed with the application. None: somebody else does.
         admin_token: that control needs; None: control is refused.
+        read_token: that all else but health and the console's page needs; None: nothing.
         limits: of requests.
+        connections: what clients may take.
         max_batch: instances that are predicted together at most; a single request may have more.
         max_queue: instances that may wait; more are refused with 503.
+        max_wait: seconds for which a request may wait to be predicted; then it is refused with 503.
         watch: what is watched for in predictions.
         patience: seconds for which it takes no requests while nothing is loaded; then it answers that it is not ready.
         cluster: what a coordinator tells of the cluster, for the console; None: there is none.
 
     Raises:
-        ConfigError: the admin token is empty.
+        ConfigError: a token is empty, or both are the same.
     """
-    if admin_token is not None and not admin_token.strip():
-        raise ConfigError("the admin token is empty; leave it out to turn control off")
+    tokens = Tokens(admin_token, read_token)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -73,12 +82,22 @@ def make_app(
             await asyncio.to_thread(follower.close)
         service.close()
 
-    service = Service(registry, follower, Batcher(max_batch, max_queue), limits or Limits(), watch)
+    service = Service(
+        registry,
+        follower,
+        Batcher(max_batch, max_queue, max_wait),
+        limits or Limits(),
+        watch,
+        tokens=tokens,
+        connections=connections or Connections(),
+    )
     app = FastAPI(
         title=f"streamtrain: {registry.model.name}",
         version=version("streamtrain"),
         description="Predictions by a model that learns from events seconds after they happened.",
         lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.service = service
     install(app)
@@ -86,10 +105,12 @@ def make_app(
     app.router.routes[:0] = [
         *tfserving.routes(service),
         *openinference.routes(service),
-        *control.routes(service, admin_token),
-        *console.routes(service, cluster, control=admin_token is not None),
+        *control.routes(service),
+        *console.routes(service, cluster),
+        page_of(app),
     ]
     app.add_middleware(Direct, routes=app.router.routes, name=registry.model.name)
+    app.add_middleware(Door, tokens=tokens)  # which is before the other, as it is added later
     _add_health(app, service)
     _document_token(app)
     return app
@@ -121,7 +142,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
 
 def _document_token(app: FastAPI) -> None:
-    """Names the admin token in the OpenAPI page, where routes refer to it."""
+    """Names the tokens in the OpenAPI page, where routes refer to them."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -151,7 +172,7 @@ def configure(app: FastAPI, address: str, *, log_level: str = "warning") -> uvic
         host=place.host,
         port=place.port,
         loop="uvloop",
-        http="httptools",
+        http=_connections_of(app).protocol(),
         ws="none",
         access_log=False,
         server_header=False,
@@ -159,6 +180,12 @@ def configure(app: FastAPI, address: str, *, log_level: str = "warning") -> uvic
         log_config=None,  # as all others of the process
         log_level=log_level,
     )
+
+
+def _connections_of(app: FastAPI) -> Connections:
+    """Of an application of `make_app`; another one, that has it within, has those by default."""
+    service: Service | None = getattr(app.state, "service", None)
+    return Connections() if service is None else service.connections
 
 
 class _Server(uvicorn.Server):

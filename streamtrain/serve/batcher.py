@@ -7,6 +7,7 @@ health checks are still answered.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,14 +15,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from streamtrain.errors import BadSample, PublicationError, SampleError, StreamtrainError
+from streamtrain.errors import BadSample, PublicationError, SampleError
+from streamtrain.serve.admission import Overloaded
 from streamtrain.serve.predictor import Predicted, Predictor
 
 Outcome = Predicted | Exception
-
-
-class Overloaded(StreamtrainError):
-    """So many instances wait to be predicted that more are refused."""
 
 
 @dataclass
@@ -29,6 +27,7 @@ class _Waiting:
     predictor: Predictor
     messages: Sequence[bytes]
     answer: asyncio.Future[Predicted]
+    since: float
 
 
 @dataclass
@@ -38,12 +37,14 @@ class Batcher:
     Args:
         max_batch: instances after which no further request is added to a batch; a request is never cut.
         max_queue: instances that may wait.
+        max_wait: seconds for which a request may wait for its batch; then nobody may wait for its answer any more.
         on_loop: instances up to which a batch runs on the event loop.
         observe: is told the number of instances of each batch.
     """
 
     max_batch: int = 512
     max_queue: int = 8192
+    max_wait: float = 1.0
     on_loop: int = 32
     observe: Callable[[int], object] = lambda instances: None
     waiting: int = field(default=0, init=False)
@@ -55,13 +56,13 @@ class Batcher:
         """Predicts JSON messages, maybe together with those of others.
 
         Raises:
-            Overloaded: too many wait already.
+            Overloaded: too many wait already, or it has waited too long.
             SampleError: some of the messages cannot be used.
         """
         if self.waiting and self.waiting + len(messages) > self.max_queue:
-            raise Overloaded(f"{self.waiting} instances wait to be predicted already; try again")
+            raise Overloaded("instances", f"{self.waiting} instances wait to be predicted already")
         loop = asyncio.get_running_loop()
-        one = _Waiting(predictor, messages, loop.create_future())
+        one = _Waiting(predictor, messages, loop.create_future(), time.monotonic())
         self._queue.append(one)
         self.waiting += len(messages)
         if not self._busy:
@@ -99,9 +100,11 @@ class Batcher:
         """The next requests that go together: those of the version whose turn it is, in their order."""
         batch: list[_Waiting] = []
         others: list[_Waiting] = []
-        size = 0
+        size, oldest = 0, time.monotonic() - self.max_wait
         while self._queue and size < self.max_batch:
             one = self._queue.popleft()
+            if one.since < oldest:
+                _answer(one.answer, Overloaded("wait", f"this request has waited for {self.max_wait:g} s"))
             if one.answer.done():  # nobody waits for it any more
                 self.waiting -= len(one.messages)
             elif batch and (one.predictor is not batch[0].predictor or size + len(one.messages) > self.max_batch):

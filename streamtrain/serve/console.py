@@ -26,6 +26,8 @@ _AT_ONCE = 2  # looks at single rows in the cluster; the others wait for their t
 _HEADERS = {
     "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",  # for browsers that do not know frame-ancestors
+    "cross-origin-opener-policy": "same-origin",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # asked again each time, by its etag: a new release shows at once
 }
@@ -85,13 +87,12 @@ class _Files(StaticFiles):
         return response
 
 
-def routes(service: Service, cluster: ClusterView | None, *, control: bool) -> list[BaseRoute]:
-    """The routes of the page and of what it reads; nobody needs a token for them.
+def routes(service: Service, cluster: ClusterView | None) -> list[BaseRoute]:
+    """The routes of the page and of what it reads.
 
     Args:
         service: of the model.
         cluster: a coordinator's; None: there is none.
-        control: whether there is an admin token, so that promotions can be asked for.
     """
     api = APIRouter(tags=["console"])
     model = service.registry.model
@@ -99,7 +100,7 @@ def routes(service: Service, cluster: ClusterView | None, *, control: bool) -> l
     recent = RecentStatus(cluster) if cluster else None
     reading, inspecting = asyncio.Semaphore(1), asyncio.Semaphore(_AT_ONCE)  # threads are for others as well
     fields, tables = fields_of(model.schema), [one.name for one in model.schema.tables]
-    fixed = about.of_model(model) | {"control": control, "cluster": cluster is not None}
+    fixed = about.of_model(model) | {"control": service.tokens.has_admin, "cluster": cluster is not None}
     asked = about.instances(model)
     page = (files("streamtrain.serve") / "static" / "index.html").read_text("utf-8")
     page = page.replace("{model}", html.escape(model.name))
@@ -148,12 +149,13 @@ def routes(service: Service, cluster: ClusterView | None, *, control: bool) -> l
     )
     async def explain(name: str, request: Request) -> Response:
         choose = service.chosen(name)
-        messages, _ = messages_of(await service.body(request), fields)
-        if len(messages) != 1:
-            raise Refused(400, f"one instance is explained at a time, not {len(messages)}")
-        predictor = choose()
-        async with reading:
-            hits, publication = await asyncio.to_thread(inspector.explain, predictor, messages[0])
+        with service.admission.admit() as admitted:
+            messages, _ = messages_of(await service.body(request, admitted), fields)
+            if len(messages) != 1:
+                raise Refused(400, f"one instance is explained at a time, not {len(messages)}")
+            predictor = choose()
+            async with reading:
+                hits, publication = await asyncio.to_thread(inspector.explain, predictor, messages[0])
         ids: dict[str, list[dict[str, Any]]] = {one.name: [] for one in model.schema.embedded}
         for hit in hits:
             ids[hit.feature].append({"id": hit.id} | _about(hit.row))

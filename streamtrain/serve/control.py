@@ -1,7 +1,6 @@
 """Control: which version is served. Needs the admin token."""
 
 import asyncio
-import hmac
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -12,6 +11,7 @@ from starlette.routing import BaseRoute
 
 from streamtrain.errors import OriginUnavailable, PublicationCorrupt, PublicationError
 from streamtrain.serve.answers import Refused, answer, documented
+from streamtrain.serve.door import client_of
 from streamtrain.serve.registry import HEAD, PublicationMismatch, PublicationMissing, Registry
 from streamtrain.serve.selection import Pinned
 from streamtrain.serve.service import Service
@@ -51,19 +51,13 @@ _SERVED = {
 _SECURITY: dict[str, Any] = {"security": [{"admin token": []}]}
 
 
-def routes(service: Service, admin_token: str | None) -> list[BaseRoute]:
-    """The routes; None: there is no token, so nobody may use them."""
+def routes(service: Service) -> list[BaseRoute]:
+    """The routes; without an admin token nobody may use them."""
     api = APIRouter(tags=["control"])
     registry, selection = service.registry, service.selection
 
     def check(request: Request, name: str) -> None:
-        if admin_token is None:
-            raise Refused(403, "control is off: the server has no admin token")
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(token.strip().encode(), admin_token.encode())  # takes as long for any token
-        if scheme.lower() != "bearer" or not same:
-            message = "this needs the admin token: send it as authorization: Bearer TOKEN"
-            raise Refused(401, message, {"www-authenticate": "Bearer"})
+        service.tokens.check_admin(request.headers, client_of(request.scope))
         service.check_name(name)
 
     async def steer(act: Callable[[], Publication]) -> Response:
@@ -164,7 +158,7 @@ def _checksums(registry: Registry) -> list[dict[str, Any]]:
 
 def _who(request: Request) -> str:
     """For the history; whoever has the token is nobody in particular."""
-    return f"HTTP from {request.client.host if request.client else 'nowhere'}"
+    return f"HTTP from {client_of(request.scope)}"
 
 
 def _body_of(schema: dict[str, Any], *, required: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
@@ -10,14 +11,17 @@ from prometheus_client.registry import Collector
 
 from streamtrain.metrics import of_serving as of
 from streamtrain.metrics.endpoint import process_registry
-from streamtrain.serve.batcher import Batcher
-from streamtrain.serve.follower import Follower
-from streamtrain.serve.registry import Registry
-from streamtrain.serve.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from streamtrain.serve.service import Service
 
 _GATHERED = (
     *(
         of.WAITING,
+        of.UNDER_WAY,
+        of.SHED,
+        of.CONNECTIONS,
+        of.TOKENS,
         of.IDS,
         of.LOOKUPS,
         of.READY,
@@ -37,30 +41,18 @@ class ServingMetrics(Collector):
     """The metrics of one serving process.
 
     Args:
-        registry: of publications.
-        batcher: that predicts.
-        watchdog: that watches it.
-        follower: that keeps the registry up; None: nothing does.
+        service: of it.
         now: seconds since the epoch.
 
     Attributes:
         registry: of metrics, to be scraped.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        batcher: Batcher,
-        watchdog: Watchdog,
-        follower: Follower | None = None,
-        *,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, service: "Service", *, now: Callable[[], float] = time.time) -> None:
         self.registry: CollectorRegistry = process_registry()
-        self._publications = registry
-        self._batcher = batcher
-        self._watchdog = watchdog
-        self._follower = follower
+        self._service = service
+        self._publications = registry = service.registry
+        self._follower = service.follower
         self._now = now
         # To find the one of some labels takes longer than to count, so they are found once.
         self._requests = cache(of.REQUESTS.counter(self.registry).labels)
@@ -68,7 +60,7 @@ class ServingMetrics(Collector):
         self._batch = of.BATCH.histogram(self.registry, of.INSTANCES)
         self._ids: dict[tuple[object, ...], float] = {}
         self._lookups: dict[tuple[object, ...], float] = {}
-        batcher.observe = self._batch.observe
+        service.batcher.observe = self._batch.observe
         self.registry.register(self)
 
     def answered(self, protocol: str, code: int) -> None:
@@ -92,7 +84,12 @@ class ServingMetrics(Collector):
             (v,): one.publication.watermark for v, one in loaded.items() if one.publication.watermark
         }
         fresh = served is not None and served.publication.watermark > 0
-        yield of.WAITING.family({(): self._batcher.waiting})
+        service = self._service
+        yield of.WAITING.family({(): service.batcher.waiting})
+        yield of.UNDER_WAY.family({(): service.admission.requests})
+        yield of.SHED.family({(reason,): count for reason, count in service.admission.refused.items()})
+        yield of.CONNECTIONS.family({(reason,): count for reason, count in service.connections.refused.items()})
+        yield of.TOKENS.family({(kind,): count for kind, count in service.tokens.refused.items()})
         yield of.READY.family({(): served is not None})
         yield of.INFO.family({(self._publications.model.name, served.name): 1} if served else None)
         wanted = self._follower.selection.wanted if self._follower else None
@@ -103,7 +100,7 @@ class ServingMetrics(Collector):
         yield of.ROWS.family({(v, t): n for v, one in loaded.items() for t, n in one.loaded.rows.items()})
         yield of.BYTES.family({(v,): one.loaded.nbytes for v, one in loaded.items()})
         yield of.SWAPS.family({(kind,): count for kind, count in self._publications.swaps.items()})
-        yield of.ROLLBACKS.family({(reason,): count for reason, count in self._watchdog.rollbacks.items()})
+        yield of.ROLLBACKS.family({(reason,): count for reason, count in service.watchdog.rollbacks.items()})
         yield of.REFUSED.family({(): self._publications.refused})
         yield of.STALE.family({(): self._follower.stale_seconds if self._follower else 0})
         for version, one in loaded.items():

@@ -9,7 +9,8 @@ from fastapi.responses import Response
 from starlette.routing import BaseRoute
 
 from streamtrain.errors import StreamtrainError
-from streamtrain.serve.answers import answer, answer_refusal, documented
+from streamtrain.serve.admission import Admitted
+from streamtrain.serve.answers import answer, documented
 from streamtrain.serve.fields import fields_of
 from streamtrain.serve.route import Bare
 from streamtrain.serve.service import Choose, Service
@@ -35,9 +36,9 @@ def routes(service: Service) -> list[BaseRoute]:
         "response_class": Response,
     }
 
-    async def infer(choose: Choose, request: Request) -> Response:
+    async def infer(choose: Choose, request: Request, admitted: Admitted) -> Response:
         began = time.perf_counter()
-        inference, values = read_request(await service.body(request), request.headers.get(_SIZE))
+        inference, values = read_request(await service.body(request, admitted), request.headers.get(_SIZE))
         messages = messages_of(inference, values, fields)
         predicted, headers = await service.predict(choose, messages, request.headers, began)
         named = {"model_name": model.name, "model_version": headers["x-model-version"]}
@@ -48,9 +49,10 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def counted(request: Request, name: str, version: str | None = None) -> Response:
         try:
-            response = await infer(service.chosen(name, version), request)
+            with service.admission.admit() as admitted:
+                response = await infer(service.chosen(name, version), request, admitted)
         except StreamtrainError as exc:
-            response = answer_refusal(exc)
+            response = service.refusal(exc)
         service.metrics.answered(PROTOCOL, response.status_code)
         return response
 

@@ -9,14 +9,20 @@ from dataclasses import dataclass
 
 import numpy as np
 from fastapi import Request
+from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
-from streamtrain.serve.answers import RETRY_SECONDS, Refused
+from streamtrain.errors import StreamtrainError
+from streamtrain.serve.admission import Admission, Admitted, Overloaded
+from streamtrain.serve.answers import RETRY_SECONDS, Refused, answer_refusal
 from streamtrain.serve.batcher import Batcher
+from streamtrain.serve.connection import Connections
 from streamtrain.serve.follower import Follower
 from streamtrain.serve.metrics import ServingMetrics
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry, Version
 from streamtrain.serve.selection import Selection
+from streamtrain.serve.tokens import Tokens
 from streamtrain.serve.watchdog import Watch, Watchdog
 
 Choose = Callable[[], Predictor]
@@ -30,11 +36,15 @@ class Limits:
         body: bytes of a body.
         instances: of a request.
         wait: seconds that it waits for what x-min-offset asks for.
+        requests: for predictions, under way at once.
+        bodies: bytes of the bodies of all of these.
     """
 
     body: int = 8 << 20
     instances: int = 4096
     wait: float = 5.0
+    requests: int = 1024
+    bodies: int = 256 << 20
 
 
 class Service:
@@ -46,6 +56,8 @@ class Service:
         batcher: that predicts.
         limits: of requests.
         watch: what is watched for in predictions.
+        tokens: who may do what.
+        connections: what clients may take.
         now: seconds since the epoch.
     """
 
@@ -57,6 +69,8 @@ class Service:
         limits: Limits,
         watch: Watch,
         *,
+        tokens: Tokens,
+        connections: Connections,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.registry = registry
@@ -64,9 +78,11 @@ class Service:
         self.selection = follower.selection if follower else Selection(registry)
         self.batcher = batcher
         self.limits = limits
+        self.tokens, self.connections = tokens, connections
+        self.admission = Admission(limits.requests, limits.bodies)
         labels = [label.name for label in registry.model.labels]
         self.watchdog = Watchdog(self.selection, watch, labels)
-        self.metrics = ServingMetrics(registry, batcher, self.watchdog, follower)
+        self.metrics = ServingMetrics(self)
         self._now = now
         self._changed = asyncio.Event()
         self._ending = False
@@ -130,22 +146,38 @@ class Service:
             raise Refused(404, f"{what} is not loaded; loaded: {loaded}")
         return found
 
-    async def body(self, request: Request) -> bytes:
+    def refusal(self, exc: StreamtrainError) -> Response:
+        """The answer to a request for predictions that cannot be answered."""
+        if isinstance(exc, Overloaded):
+            self.admission.count(exc)
+        return answer_refusal(exc)
+
+    async def body(self, request: Request, admitted: Admitted | None = None) -> bytes:
         """The body of a request.
 
+        Args:
+            request: whose.
+            admitted: it as one of those under way; None: it is of control.
+
         Raises:
-            Refused: it is too large, or compressed.
+            Refused: it is too large, compressed, or did not come.
+            Overloaded: those of all requests are too large.
         """
         headers = request.headers
         if headers.get("content-encoding", "identity") != "identity":
             raise Refused(400, f"content-encoding {headers['content-encoding']!r} is not supported; send it plain")
         size, chunks = 0, []
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size <= self.limits.body:
-                chunks.append(chunk)
-            elif size > 16 * self.limits.body:
-                break  # whoever has sent less than this gets to read why it is refused
+        try:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= self.limits.body:
+                    if admitted is not None:
+                        admitted.take(len(chunk))
+                    chunks.append(chunk)
+                elif size > 16 * self.limits.body:
+                    break  # whoever has sent less than this gets to read why it is refused
+        except ClientDisconnect as exc:
+            raise Refused(408, "the client went away before its request had come") from exc
         if size > self.limits.body:
             raise Refused(413, f"a body may have {self.limits.body} bytes")
         return b"".join(chunks)
@@ -199,12 +231,15 @@ class Service:
             clock = predictor.publication.clock
             if all(clock.get(partition, 0) > offset for partition, offset in offsets.items()):
                 return predictor
+            self.admission.wait()
             try:
                 await asyncio.wait_for(changed.wait(), deadline - time.monotonic())
             except TimeoutError:
                 at = ",".join(f"{partition}:{offset}" for partition, offset in sorted(clock.items())) or "nowhere"
                 message = f"x-min-offset: not learned within {self.limits.wait:g} s; the next to be learned are at {at}"
                 raise Refused(412, message) from None
+            finally:
+                self.admission.waiting -= 1
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -12,7 +12,8 @@ from starlette.routing import BaseRoute
 
 from streamtrain.errors import StreamtrainError
 from streamtrain.model.model import Model
-from streamtrain.serve.answers import Refused, answer, answer_refusal, documented
+from streamtrain.serve.admission import Admitted
+from streamtrain.serve.answers import Refused, answer, documented
 from streamtrain.serve.fields import InputField, fields_of, instance_schema
 from streamtrain.serve.predictor import Predicted
 from streamtrain.serve.registry import HEAD
@@ -102,17 +103,18 @@ def routes(service: Service) -> list[BaseRoute]:
         "response_class": Response,
     }
 
-    async def predict(choose: Choose, request: Request) -> Response:
+    async def predict(choose: Choose, request: Request, admitted: Admitted) -> Response:
         began = time.perf_counter()
-        messages, columns = messages_of(await service.body(request), fields)
+        messages, columns = messages_of(await service.body(request, admitted), fields)
         predicted, headers = await service.predict(choose, messages, request.headers, began)
         return answer(_predictions(predicted, labels, columns), 200, headers)
 
     async def counted(request: Request, name: str, version: str | None = None, label: str | None = None) -> Response:
         try:
-            response = await predict(service.chosen(name, version, label), request)
+            with service.admission.admit() as admitted:
+                response = await predict(service.chosen(name, version, label), request, admitted)
         except StreamtrainError as exc:
-            response = answer_refusal(exc)
+            response = service.refusal(exc)
         service.metrics.answered(PROTOCOL, response.status_code)
         return response
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from streamtrain.errors import SampleError
-from streamtrain.serve.batcher import Batcher, Overloaded
+from streamtrain.serve.admission import Overloaded
+from streamtrain.serve.batcher import Batcher
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry
 from tests.serve.published import counted, origin_of, publish

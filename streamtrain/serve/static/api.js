@@ -5,6 +5,9 @@ const ANSWER_MS = 10_000;
 export const model = document.documentElement.dataset.model;
 const base = `v1/models/${encodeURIComponent(model)}`;
 
+/** Where the token that was typed in is: in sessionStorage, so it ends with the tab. */
+export const KEPT = "streamtrain.token";
+
 /** An answer other than 2xx; or none, which is status 0. */
 export class Refused extends Error {
   constructor(status, message) {
@@ -14,7 +17,7 @@ export class Refused extends Error {
 }
 
 /** Answers `{ json, headers }`; throws Refused. */
-export async function ask(path, { method = "GET", body, token } = {}) {
+export async function ask(path, { method = "GET", body, token = sessionStorage.getItem(KEPT) } = {}) {
   const headers = {};
   if (body !== undefined) headers["content-type"] = "application/json";
   if (token) headers.authorization = `Bearer ${token}`;

@@ -13,7 +13,7 @@ const EVERY_MS = 1000;
 const GAP_S = 5; // without a look at the process, as while the page is hidden: no line is drawn across
 const AWAY_MS = 3000; // a coordinator that is away is asked less often
 
-const state = { process: null, cluster: null, clusterError: "", answered: null, away: "", clusterAt: 0 };
+const state = { process: null, cluster: null, clusterError: "", answered: null, away: "", clusterAt: 0, locked: false };
 const points = []; // what this page has seen of the process itself, for when no cluster tells its history
 const learned = { number: null, at: 0, samples: 0, rate: null };
 
@@ -51,7 +51,9 @@ async function look() {
     state.away = "";
     remember(state.process);
   } catch (error) {
-    state.away = error.status ? `is away: ${error.message}` : "does not answer";
+    state.locked ||= error.status === 401; // from then on it is known that reading needs a token
+    state.away = error.status === 401 ? `answers nobody without a token: type it in below, under Versions`
+      : error.status ? `is away: ${error.message}` : "does not answer";
   }
   if (!state.away && state.process.cluster && Date.now() >= state.clusterAt) await lookAtCluster();
 }

@@ -1,10 +1,9 @@
 // Versions: what can be served, and control of it, for whoever has the admin token.
 
-import { ask } from "./api.js";
+import { ask, KEPT } from "./api.js";
 import { byId, h, setText, Table } from "./dom.js";
 import { byLabel, bytes, count, moment, NONE, sum } from "./format.js";
 
-const KEPT = "streamtrain.token"; // in sessionStorage: it ends with the tab
 const EVERY_MS = 10_000;
 
 let token = sessionStorage.getItem(KEPT) ?? "";
@@ -100,17 +99,21 @@ async function refresh() {
       accepted = false;
       refused = true;
       listed = null;
-      say("Wrong token: the server does not accept it.", "bad");
+      say(latest.locked ? "This token may read, but not promote: it is not the admin token."
+        : "Wrong token: the server does not accept it.", latest.locked ? "" : "bad");
     } else say(error.message, "bad");
   }
   draw();
 }
 
 /** Called with every look at the process. */
-export function showVersions({ process }) {
-  latest = process;
-  if (!process) return;
-  byId("token-form").hidden = !process.control;
+export function showVersions({ process, locked }) {
+  latest = process && { ...process, locked };
+  if (!process) {
+    if (locked) byId("token-form").hidden = false;
+    return;
+  }
+  byId("token-form").hidden = !process.control && !locked;
   byId("rollback").hidden = !process.control;
   setText(byId("rollback-hint"), process.control ? "Serves again what was served before."
     : "Control is off: this server has no admin token, so nobody can promote or roll back.");
