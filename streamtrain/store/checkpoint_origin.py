@@ -119,7 +119,7 @@ class CheckpointOrigin:
                 dtype="float32",
                 rows=self._counts(chain),
             )
-        except (KeyError, TypeError, ValueError) as exc:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
             raise PublicationCorrupt(f"{chain.url} does not say what was learned: {exc!r}") from exc
 
     def _counts(self, chain: Chain) -> dict[str, int]:

@@ -63,7 +63,7 @@ def decode(data: bytes, directory: Directory) -> Manifest:
     where = f"{directory.url}/{MANIFEST}"
     try:
         content = json.loads(data)
-    except ValueError as exc:
+    except (RecursionError, ValueError) as exc:
         raise CheckpointCorrupt(f"{where} cannot be read: {exc}") from exc
     if not isinstance(content, dict) or "format" not in content:
         raise CheckpointCorrupt(f"{where} is no manifest of a checkpoint")

@@ -20,6 +20,7 @@ from streamtrain.store.redis_commands import HEX_DIGITS, KeyNames
 
 _FIRST_BIT = 10  # of a key: those below choose the segment of a native table, those far above its slot and the shard
 _MOST_BUCKETS = 1 << 22
+_MOST_DIM = 1 << 16  # far beyond what a feature may have
 _ROWS = 64  # of a bucket: by measurement, see schemas/README.md
 _SLOTS = 1 << 14  # of a Redis Cluster
 
@@ -92,11 +93,24 @@ class Layout:
         """What `as_json` gave.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none.
+            AttributeError, KeyError, RecursionError, TypeError, ValueError: it is none, or tells of more than
+                there can be.
         """
         given = json.loads(text)
         given["tables"] = {name: TableLayout(*table) for name, table in given["tables"].items()}
-        return cls(**given)
+        layout = cls(**given)
+        layout._check()
+        return layout
+
+    def _check(self) -> None:
+        """Before memory is taken by what it says."""
+        for name, (dim, buckets) in self.tables.items():
+            if type(dim) is not int or not 1 <= dim <= _MOST_DIM:
+                raise ValueError(f"rows of table {name!r} have {dim!r} floats")
+            if type(buckets) is not int or not 1 <= buckets <= _MOST_BUCKETS or buckets & (buckets - 1):
+                raise ValueError(f"table {name!r} has {buckets!r} buckets")
+        if type(self.dictionary) is not int or type(self.shards) is not int or self.shards < 1:
+            raise ValueError(f"dictionary {self.dictionary!r} is of {self.shards!r} shards")
 
     def as_json(self) -> str:
         """It as JSON."""

@@ -79,7 +79,7 @@ class Collector:
                 self._entries.setdefault(fields[b"a"], []).append(fields)
                 return None
             committed = self._committed(entry, fields)
-        except (KeyError, TypeError, ValueError) as exc:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
             raise PublicationCorrupt(f"entry {entry} of {self._name} is damaged: {exc}") from exc
         self._entries = {}
         return committed
@@ -172,7 +172,7 @@ class Log:
         found = self._server.call("XRANGE", self._keys.log, entry, entry)
         try:
             return Publication.of_json(json.loads(as_fields(found[0][1])[b"c"]))
-        except (IndexError, KeyError, TypeError, ValueError):
+        except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError):
             return None
 
     def wait(self, after: str, seconds: float) -> list[tuple[str, Fields]]:

@@ -82,7 +82,7 @@ class RedisModel:
                 found[b"before"].decode(),
                 [Token(*token) for token in json.loads(found[b"tokens"])],
             )
-        except (KeyError, TypeError, ValueError) as exc:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
             raise PublicationCorrupt(f"the head of {self.name} is damaged: {exc}") from exc
 
     def buckets(self, layout: Layout) -> Buckets:

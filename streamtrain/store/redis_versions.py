@@ -56,7 +56,7 @@ class RedisVersions:
         try:
             given = json.loads(manifest.partition(b" ")[2])
             return Publication.of_json(given["publication"]), Layout.of_json(json.dumps(given["layout"]))
-        except (KeyError, TypeError, ValueError) as exc:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
             raise PublicationCorrupt(f"a version of {self._model.name} is damaged: {exc}") from exc
 
     def make(self, who: str, why: str = "", *, expected: Mapping[str, NDArray[np.uint64]] | None = None) -> Publication:
@@ -164,7 +164,7 @@ class RedisVersions:
                 )
                 for table, one in layout.tables.items()
             }
-        except (KeyError, ValueError) as exc:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
             raise PublicationCorrupt(f"the checksums of a version of {self._model.name} are gone or damaged") from exc
 
     def weights(self, layout: Layout) -> Weights:
