@@ -7,7 +7,7 @@ NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help system servers demo kafka test test-native sanitize check fmt bench bench-scale bench-quick bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish bench-realtime bench-path chaos clean
+.PHONY: help system servers demo kafka test test-native sanitize check fmt bench bench-scale bench-quick bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish bench-realtime bench-path chaos lock audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -111,6 +111,13 @@ chaos: $(VENV)/ready servers ## kill real processes at random, 24 times, and Kaf
 bench-checkpoint: $(VENV)/ready ## how fast checkpoints are restored, and how long their cuts hold pushes back (minutes, 6 GB)
 	$(BIN)/python benchmarks/checkpoint.py restore
 	$(BIN)/python benchmarks/checkpoint.py pause
+
+lock: $(VENV)/ready ## renew requirements.lock: what the image has, with versions and hashes
+	$(BIN)/uv pip compile pyproject.toml --extra demo --extra formats --universal --python-version 3.11 --upgrade \
+	  --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
+
+audit: $(VENV)/ready ## look for known vulnerabilities of what requirements.lock names
+	$(BIN)/pip-audit --requirement requirements.lock --require-hashes --disable-pip
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
