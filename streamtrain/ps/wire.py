@@ -4,6 +4,7 @@ A message with bulk arrays is written by hand around protobuf's own bytes: paddi
 protobuf parser reads it. But the arrays are copied once, straight into the message, and read in place, aligned.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -239,7 +240,7 @@ def take_push(push: Any, arrays: Bulk, sizes: Sizes) -> Push:
         watermark=push.watermark,
         watermarks={one.partition: one.watermark for one in push.spans if one.watermark},
     )
-    _check_spans(taken.spans)
+    _check_spans(taken.spans, taken.watermarks)
     return taken
 
 
@@ -270,7 +271,7 @@ def _check_tables(rows: Sequence[int], tables: int) -> None:
         raise ShardRefused(f"the request is for {len(rows)} tables, but the model has {tables}")
 
 
-def _check_spans(spans: Sequence[Span]) -> None:
+def _check_spans(spans: Sequence[Span], watermarks: Mapping[int, float]) -> None:
     seen = set()
     for partition, start, end in spans:
         if start > end:
@@ -278,3 +279,6 @@ def _check_spans(spans: Sequence[Span]) -> None:
         if partition in seen:
             raise ShardRefused(f"partition {partition} has two ranges in one push")
         seen.add(partition)
+    for partition, watermark in watermarks.items():
+        if not math.isfinite(watermark):  # no checkpoint could be written any more
+            raise ShardRefused(f"the watermark of partition {partition} is {watermark}, which is no time")
