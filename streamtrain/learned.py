@@ -1,5 +1,7 @@
 """What has been learned, from shards into checkpoints and back; schemas/README.md describes the files."""
 
+import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,9 +137,9 @@ def restore_shard(chain: Chain, index: int, shards: int, spec: Spec | None = Non
         for settings, table in zip(spec.tables, shard.tables, strict=True):
             _load_rows(table, chain.changes(settings["name"], sources), index, shards)
         told = chain.shards[sources[0]]
-        watermarks = {int(partition): float(at) for partition, at in told.get("watermarks", {}).items()}
-        shard.resume(Stand(_clock_of_json(told["clock"]), watermarks), int(told["samples"]), int(told["watermark"]))
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as exc:
+        stand = Stand(_clock_of_json(told["clock"]), _watermarks_of_json(told.get("watermarks", {})))
+        shard.resume(stand, _whole(told["samples"], 64), _whole(told["watermark"], 32))
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError) as exc:
         raise CheckpointCorrupt(
             f"{chain.url} lacks something that a shard has, or has it in another shape: {type(exc).__name__}: {exc}"
         ) from exc
@@ -191,7 +193,9 @@ def _without_rows(chain: Chain, sources: Sequence[int], spec: Spec, index: int, 
         first, mine = slice_of(size, sources[0], len(chain.shards)).start, slice_of(size, index, shards)
         return np.ascontiguousarray(together[..., mine.start - first : mine.stop - first])
 
-    run = Run(chain.about["run"], _clock_of_json(chain.about["start"]))
+    if not isinstance(run_id := chain.about["run"], str):
+        raise TypeError(f"its run is {run_id!r}")
+    run = Run(run_id, _clock_of_json(chain.about["start"]))
     dense, statistics = cut("dense", spec.dense_size), cut("statistics", spec.statistics_size)
     shard = Shard(Initial(run, spec, dense, statistics), index, shards)
     shard.dense.load(dense, cut("dense_slots", spec.dense_size), float(arrays[0]["dense_steps"][0]))
@@ -242,4 +246,18 @@ def _clock_to_json(clock: Clock) -> dict[str, int]:
 
 
 def _clock_of_json(given: Mapping[str, int]) -> dict[int, int]:
-    return {int(partition): int(at) for partition, at in given.items()}
+    return {_whole(int(partition), 32): _whole(at, 64) for partition, at in given.items()}
+
+
+def _watermarks_of_json(given: Mapping[str, float]) -> dict[int, float]:
+    found = {_whole(int(partition), 32): float(at) for partition, at in given.items()}
+    if not all(map(math.isfinite, found.values())):
+        raise ValueError(f"watermarks are {found}")
+    return found
+
+
+def _whole(given: int, bits: int) -> int:
+    """A number that the wire has so many bits for."""
+    if not 0 <= (number := operator.index(given)) < 1 << bits:
+        raise ValueError(f"{number} is no number of {bits} bits")
+    return number

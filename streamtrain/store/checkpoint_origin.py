@@ -107,19 +107,20 @@ class CheckpointOrigin:
     def _publication(self, number: int, chain: Chain) -> Publication:
         try:
             clocks = [shard["clock"] for shard in chain.shards]
-            return Publication(
-                number=number,
-                version=number,
-                model=self.name,
-                run=chain.about["run"],
-                spec=chain.about["spec"],
-                clock={int(partition): min(clock.get(partition, 0) for clock in clocks) for partition in clocks[0]},
-                watermark=max(shard["watermark"] for shard in chain.shards),
-                published=0.0,
-                dtype="float32",
-                rows=self._counts(chain),
-            )
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
+            given = {
+                "number": number,
+                "version": number,
+                "model": self.name,
+                "run": chain.about["run"],
+                "spec": chain.about["spec"],
+                "clock": {partition: min(clock.get(partition, 0) for clock in clocks) for partition in clocks[0]},
+                "watermark": max(shard["watermark"] for shard in chain.shards),
+                "published": 0.0,
+                "dtype": "float32",
+                "rows": self._counts(chain),
+            }
+            return Publication.of_json(given)
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
             raise PublicationCorrupt(f"{chain.url} does not say what was learned: {exc!r}") from exc
 
     def _counts(self, chain: Chain) -> dict[str, int]:

@@ -7,11 +7,12 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
 from streamtrain.store.files import Directory, FileFacts
+from streamtrain.store.plain import parsed
 
 FORMAT = 2
 MANIFEST = "manifest.json"
 # No name of this form leads out of the directory.
-FILE = r"shards/(\d+)\.safetensors|(?:tables|tombstones)/[A-Za-z0-9_~%-]+/shard-(\d+)\.parquet"
+FILE = r"shards/(\d{1,9})\.safetensors|(?:tables|tombstones)/[A-Za-z0-9_~%-]+/shard-(\d{1,9})\.parquet"
 
 Kind = Literal["full", "delta"]
 
@@ -62,8 +63,8 @@ def decode(data: bytes, directory: Directory) -> Manifest:
     """
     where = f"{directory.url}/{MANIFEST}"
     try:
-        content = json.loads(data)
-    except (RecursionError, ValueError) as exc:
+        content = parsed(data)
+    except ValueError as exc:
         raise CheckpointCorrupt(f"{where} cannot be read: {exc}") from exc
     if not isinstance(content, dict) or "format" not in content:
         raise CheckpointCorrupt(f"{where} is no manifest of a checkpoint")

@@ -5,12 +5,15 @@ The *head* moves with every publication; a *version* is a publication that stays
 numbered one after another, versions too, independently.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from streamtrain.store.plain import converted
 
 Floats = NDArray[np.float32]
 
@@ -54,11 +57,12 @@ class Publication:
         """What `as_json` gave; keys of later formats are passed over.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none.
+            ValueError: it is none.
         """
-        known = {name: given[name] for name in cls.__dataclass_fields__ if name != "metrics"}
-        clock = {int(partition): int(at) for partition, at in known.pop("clock").items()}
-        return cls(**known, clock=clock, metrics=given.get("metrics", {}))
+        found = converted(cls, given)
+        if not (math.isfinite(found.watermark) and math.isfinite(found.published)):
+            raise ValueError(f"its times are {found.watermark} and {found.published}")
+        return found
 
 
 class RowChange(NamedTuple):

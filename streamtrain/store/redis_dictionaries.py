@@ -21,7 +21,7 @@ from streamtrain.errors import PublicationCorrupt, PublicationError
 from streamtrain.store.origin import Publication, RowChange, Weights
 from streamtrain.store.redis_buckets import Buckets, Encoded
 from streamtrain.store.redis_layout import FullPublicationNeeded, Layout, OutOfTurn, TableSize
-from streamtrain.store.redis_log import Token
+from streamtrain.store.redis_log import Token, entry_in
 from streamtrain.store.redis_model import Head, RedisModel
 from streamtrain.store.redis_scripts import APPLIED, COMMIT, OWN
 
@@ -213,7 +213,7 @@ class RedisDictionaries:
     def _apply(self, shard: int) -> Head | None:
         # Whoever applied before may do so until here, but not afterwards: what the head is comes second.
         answer = self._model.run(OWN, shard, self._owner)
-        applied = answer.decode() if answer else None
+        applied = entry_in(answer) if answer else None
         head = self._model.head()
         if head is None or applied == head.id:
             return head
@@ -255,6 +255,9 @@ class RedisDictionaries:
             yield from pending.changes
             return
         for step in self._model.log.between(applied, head.id, shard):
+            if step.layout != head.layout:
+                number = step.publication.number
+                raise PublicationCorrupt(f"publication {number} of {self._model.name} is of another dictionary")
             yield from step.changes
 
     def _own(self, head: Head, shard: int, applied: str = "") -> None:

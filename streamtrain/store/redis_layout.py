@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import ConfigError, PublicationError
+from streamtrain.store.plain import converted, parsed
 from streamtrain.store.redis_codec import Codec
 from streamtrain.store.redis_commands import HEX_DIGITS, KeyNames
 
 _FIRST_BIT = 10  # of a key: those below choose the segment of a native table, those far above its slot and the shard
 _MOST_BUCKETS = 1 << 22
-_MOST_DIM = 1 << 16  # far beyond what a feature may have
+_MOST_ELEMENTS = 1 << 12  # of a row: as of the native core
 _ROWS = 64  # of a bucket: by measurement, see schemas/README.md
 _SLOTS = 1 << 14  # of a Redis Cluster
 
@@ -93,24 +94,14 @@ class Layout:
         """What `as_json` gave.
 
         Raises:
-            AttributeError, KeyError, RecursionError, TypeError, ValueError: it is none, or tells of more than
-                there can be.
+            ValueError: it is none.
         """
-        given = json.loads(text)
-        given["tables"] = {name: TableLayout(*table) for name, table in given["tables"].items()}
-        layout = cls(**given)
-        layout._check()
+        layout = converted(cls, parsed(text))
+        for name, table in layout.tables.items():
+            Codec(layout.dtype, table.dim)  # which knows what is possible
+            if table.dim > _MOST_ELEMENTS or not 1 <= table.buckets <= _MOST_BUCKETS or table.buckets.bit_count() != 1:
+                raise ValueError(f"table {name} cannot have rows of {table.dim} elements in {table.buckets} buckets")
         return layout
-
-    def _check(self) -> None:
-        """Before memory is taken by what it says."""
-        for name, (dim, buckets) in self.tables.items():
-            if type(dim) is not int or not 1 <= dim <= _MOST_DIM:
-                raise ValueError(f"rows of table {name!r} have {dim!r} floats")
-            if type(buckets) is not int or not 1 <= buckets <= _MOST_BUCKETS or buckets & (buckets - 1):
-                raise ValueError(f"table {name!r} has {buckets!r} buckets")
-        if type(self.dictionary) is not int or type(self.shards) is not int or self.shards < 1:
-            raise ValueError(f"dictionary {self.dictionary!r} is of {self.shards!r} shards")
 
     def as_json(self) -> str:
         """It as JSON."""

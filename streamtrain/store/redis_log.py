@@ -4,7 +4,7 @@ A shard appends entries that bear its token. The entry of the commit names the t
 other tokens are of writers that failed, and are passed over.
 """
 
-import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,10 +12,12 @@ import numpy as np
 
 from streamtrain.errors import PublicationCorrupt
 from streamtrain.store.origin import Publication, RowChange, Weights
+from streamtrain.store.plain import converted, parsed
 from streamtrain.store.redis_buckets import Encoded
 from streamtrain.store.redis_layout import Keys, Layout
 from streamtrain.store.redis_server import RedisServer
 
+_ENTRY = re.compile(rb"\d{1,20}-\d{1,20}")
 _ROWS = 1 << 13  # of an entry
 _TOGETHER = 8  # entries that are written or read at once
 
@@ -79,17 +81,17 @@ class Collector:
                 self._entries.setdefault(fields[b"a"], []).append(fields)
                 return None
             committed = self._committed(entry, fields)
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
+        except (KeyError, TypeError, ValueError) as exc:
             raise PublicationCorrupt(f"entry {entry} of {self._name} is damaged: {exc}") from exc
         self._entries = {}
         return committed
 
     def _committed(self, entry: str, fields: Fields) -> Committed:
         layout = Layout.of_json(fields[b"l"])
-        publication = Publication.of_json(json.loads(fields[b"c"]))
+        publication = Publication.of_json(parsed(fields[b"c"]))
         weights: list[Weights] = []
         changes: list[Encoded] = []
-        for token in (Token(*one) for one in json.loads(fields[b"a"])):
+        for token in converted(list[Token], parsed(fields[b"a"])):
             found = self._entries.get(token.name.encode(), [])
             if len(found) != token.entries:
                 raise PublicationCorrupt(
@@ -135,14 +137,16 @@ class Log:
         """Publications after one entry up to another, that of a commit; changes of one shard only, if it is given.
 
         Raises:
-            PublicationCorrupt: they are not there any more.
+            PublicationCorrupt: they are not there any more, or are damaged.
         """
+        if after == last:
+            raise PublicationCorrupt(f"{self.name} is damaged: entry {last} is said to follow on itself")
         collector = Collector(self.name, shard)
         at = after
-        while at != last:
+        while after != last:
             entries = self._server.call("XRANGE", self._keys.log, f"({at}", last, "COUNT", _TOGETHER)
             if not entries:
-                raise PublicationCorrupt(f"{self.name} ends before entry {last}")
+                raise PublicationCorrupt(f"{self.name} ends before entry {last}, or that is of no commit")
             self.check(after)
             for entry, fields in entries:
                 at = entry.decode()
@@ -157,7 +161,7 @@ class Log:
             PublicationCorrupt: they are not.
         """
         oldest = self._server.call("ZRANGE", self._keys.steps, 0, 0)
-        first = oldest[0].partition(b":")[0].decode() if oldest else ""
+        first = entry_in(oldest[0].partition(b":")[0]) if oldest else ""
         is_first = after == "0-0" and oldest and self._server.call("ZCARD", self._keys.steps) == 1
         if not oldest or (_order(first) > _order(after) and not is_first):
             raise PublicationCorrupt(f"{self.name} has dropped what came after entry {after}")
@@ -165,20 +169,31 @@ class Log:
     def entry_of(self, number: int) -> str | None:
         """The entry of the commit of a publication, if it is still there."""
         found = self._server.call("ZRANGEBYSCORE", self._keys.steps, number, number)
-        return found[0].partition(b":")[0].decode() if found else None
+        return entry_in(found[0].partition(b":")[0]) if found else None
 
     def publication_at(self, entry: str) -> Publication | None:
         """What an entry of a commit says; None: the entry has been dropped, or is damaged."""
         found = self._server.call("XRANGE", self._keys.log, entry, entry)
         try:
-            return Publication.of_json(json.loads(as_fields(found[0][1])[b"c"]))
-        except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError):
+            return Publication.of_json(parsed(as_fields(found[0][1])[b"c"]))
+        except (IndexError, KeyError, ValueError):
             return None
 
     def wait(self, after: str, seconds: float) -> list[tuple[str, Fields]]:
         """Some entries after one; waits for the first for at most so long, or about half the timeout."""
         found = self._server.wait(self._keys.log, after, _TOGETHER, seconds)
         return [(entry.decode(), as_fields(fields)) for entry, fields in found]
+
+
+def entry_in(data: bytes) -> str:
+    """The id of an entry, as a key of ours names it.
+
+    Raises:
+        PublicationCorrupt: it is none.
+    """
+    if not _ENTRY.fullmatch(data):
+        raise PublicationCorrupt(f"{data!r} is no entry of a log: it is damaged")
+    return data.decode()
 
 
 def together(weights: Sequence[Weights]) -> Weights:

@@ -10,6 +10,8 @@ from streamtrain.store.origin import Found, Publication
 from streamtrain.store.redis_layout import Layout
 from streamtrain.store.redis_model import RedisModel
 
+_MOST_DIGITS = 20  # of a number of a publication
+
 
 class RedisLookup:
     """See Lookup.
@@ -41,6 +43,8 @@ class RedisLookup:
                 raise PublicationCorrupt(f"version {publication.version} of {self._model.name} is deleted")
             return publication.number
         number, dictionary = server.call("HMGET", names.head, "number", "dictionary")
-        if number is None or int(dictionary) != self._layout.dictionary:
+        if number is None or dictionary != b"%d" % self._layout.dictionary:
             raise PublicationCorrupt(f"the head of {self._model.name} was replaced: load it again")
+        if not number.isdigit() or len(number) > _MOST_DIGITS:
+            raise PublicationCorrupt(f"the head of {self._model.name} is damaged: its number is {number!r}")
         return int(number)

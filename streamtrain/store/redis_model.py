@@ -1,6 +1,6 @@
 """A model's place in Redis: its keys, its head, and the dictionaries that are being built."""
 
-import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,11 +9,14 @@ from typing import Any
 
 from streamtrain.errors import PublicationCorrupt, PublicationError
 from streamtrain.store.origin import Publication
+from streamtrain.store.plain import converted, parsed
 from streamtrain.store.redis_buckets import Buckets
 from streamtrain.store.redis_layout import Keys, Layout
-from streamtrain.store.redis_log import Log, Token
+from streamtrain.store.redis_log import Log, Token, entry_in
 from streamtrain.store.redis_scripts import BEGIN, GARBAGE, RENEW, STATE, script_keys
 from streamtrain.store.redis_server import RedisServer
+
+logger = logging.getLogger(__name__)
 
 _LEASE = 600.0  # seconds that a dictionary which is being built is kept after the last sign of its builder
 
@@ -76,13 +79,13 @@ class RedisModel:
         found = dict(zip(flat[::2], flat[1::2], strict=True))
         try:
             return Head(
-                Publication.of_json(json.loads(found[b"publication"])),
+                Publication.of_json(parsed(found[b"publication"])),
                 Layout.of_json(found[b"layout"]),
-                found[b"id"].decode(),
-                found[b"before"].decode(),
-                [Token(*token) for token in json.loads(found[b"tokens"])],
+                entry_in(found[b"id"]),
+                entry_in(found[b"before"]),
+                converted(list[Token], parsed(found[b"tokens"])),
             )
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
+        except (KeyError, ValueError) as exc:
             raise PublicationCorrupt(f"the head of {self.name} is damaged: {exc}") from exc
 
     def buckets(self, layout: Layout) -> Buckets:
@@ -126,7 +129,10 @@ class RedisModel:
         """Deletes dictionaries that nobody will use any more, and returns how many there were."""
         flat = self.run(GARBAGE)
         for number, layout in zip(flat[::2], flat[1::2], strict=True):
-            self.buckets(Layout.of_json(layout).numbered(int(number))).delete()
+            try:
+                self.buckets(Layout.of_json(layout).numbered(int(number))).delete()
+            except ValueError as exc:
+                logger.warning("rows of dictionary %s of %s cannot be found to delete: %s", int(number), self.name, exc)
             self.server.call("DEL", self.keys.weights(int(number)), self.keys.sums(int(number)))
             self.server.call("HDEL", self.keys.dictionaries, number)
         return len(flat) // 2

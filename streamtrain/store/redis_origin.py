@@ -40,8 +40,7 @@ class RedisOrigin:
 
     def labels(self) -> dict[str, int]:
         """See Origin."""
-        with _reading(f"the labels of {self._model.name}"):
-            return self._versions.labels()
+        return self._versions.labels()
 
     def find(self, version: int | None) -> Publication | None:
         """See Origin."""
@@ -95,6 +94,9 @@ class RedisOrigin:
         weights: Weights | None = None
         for step in self._model.log.between(head.before, last.id):
             weights = step.weights
+            if step.layout != head.layout:
+                number = step.publication.number
+                raise PublicationCorrupt(f"publication {number} of {self._model.name} is of another dictionary")
             for change in [] if step.is_full else step.changes:
                 counts[change.table].change(change.keys, change.gone)
                 take(decoded(change, step.layout))
@@ -143,7 +145,9 @@ class RedisOrigin:
         head = self._model.head()
         if head is None:
             raise PublicationCorrupt(f"the head of {self._model.name} is gone")
-        (last,) = self._model.log.between(head.before, head.id)
+        last = next(self._model.log.between(head.before, head.id), None)
+        if last is None or last.id != head.id or last.layout != head.layout:
+            raise PublicationCorrupt(f"the head of {self._model.name} is damaged: the log has another there")
         changes = [] if last.is_full else [decoded(change, last.layout) for change in last.changes]
         return Step(last.publication, last.weights, changes), RedisLookup(self._lookups, last.publication, head.layout)
 

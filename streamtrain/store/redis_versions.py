@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from streamtrain.errors import PublicationCorrupt, PublicationError
 from streamtrain.store.origin import Publication, Weights
+from streamtrain.store.plain import converted, parsed
 from streamtrain.store.redis_buckets import Buckets, Sums
 from streamtrain.store.redis_history import Deed, deed_of
 from streamtrain.store.redis_layout import Layout
@@ -54,9 +55,9 @@ class RedisVersions:
 
     def _parsed(self, manifest: bytes) -> tuple[Publication, Layout]:
         try:
-            given = json.loads(manifest.partition(b" ")[2])
+            given = converted(dict[str, Any], parsed(manifest.partition(b" ")[2]))
             return Publication.of_json(given["publication"]), Layout.of_json(json.dumps(given["layout"]))
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
+        except (KeyError, ValueError) as exc:
             raise PublicationCorrupt(f"a version of {self._model.name} is damaged: {exc}") from exc
 
     def make(self, who: str, why: str = "", *, expected: Mapping[str, NDArray[np.uint64]] | None = None) -> Publication:
@@ -164,7 +165,7 @@ class RedisVersions:
                 )
                 for table, one in layout.tables.items()
             }
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
+        except (KeyError, ValueError) as exc:
             raise PublicationCorrupt(f"the checksums of a version of {self._model.name} are gone or damaged") from exc
 
     def weights(self, layout: Layout) -> Weights:
@@ -181,10 +182,17 @@ class RedisVersions:
     # --- labels ---
 
     def labels(self) -> dict[str, int]:
-        """Version by label."""
+        """Version by label.
+
+        Raises:
+            PublicationCorrupt: they are damaged.
+        """
         flat = self._model.server.call("HGETALL", self._model.keys.labels)
         found = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
-        return {label.decode(): int(version) for label, version in found.items()}
+        try:
+            return {label.decode(): int(version) for label, version in found.items()}
+        except ValueError as exc:
+            raise PublicationCorrupt(f"the labels of {self._model.name} are damaged: {exc}") from exc
 
     def set_label(self, label: str, version: int | None, who: str, why: str = "") -> None:
         """Gives a label to a version, and takes it from another; None: to none.
