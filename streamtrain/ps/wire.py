@@ -63,6 +63,8 @@ def unframe(kind: Callable[[], M], data: bytes) -> tuple[M, memoryview]:
         if len(data) - start - size > _MOST_BESIDE_BULK:  # parsed, it takes many times its size
             raise ShardRefused(f"{len(data) - start - size} bytes beside bulk; at most {_MOST_BESIDE_BULK}", "limit")
         message.ParseFromString(data[start + size :])
+        if getattr(message, "bulk"):  # noqa: B009  # any other parser would take this one
+            raise ShardRefused("the message has bulk twice")
     except (DecodeError, IndexError) as exc:
         raise ShardRefused(f"{len(data)} bytes are no {message.DESCRIPTOR.name}: {exc}") from exc
     return message, memoryview(data)[start : start + size]

@@ -77,7 +77,7 @@ class Buckets:
         Raises:
             PublicationCorrupt: a bucket holds what are no rows.
         """
-        layout = self.layout.tables[table]
+        layout = self.layout.table(table)
         names = self._keys.rows(table, self.layout.dictionary)
         for lane, buckets in self._lanes(np.arange(layout.buckets)):
             parts = [buckets[at : at + BATCH_ROWS // 64] for at in range(0, len(buckets), BATCH_ROWS // 64)]
@@ -155,7 +155,7 @@ class Buckets:
 
     def sums(self, table: str) -> Sums:
         """Rows and checksums by bucket, for which all are read."""
-        count = self.layout.tables[table].buckets
+        count = self.layout.table(table).buckets
         found = Sums(np.zeros(count, np.uint32), np.zeros(count, np.uint64))
         for keys, rows, buckets in self.read(table):
             add_sums(found, keys, rows, buckets)

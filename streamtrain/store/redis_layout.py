@@ -111,19 +111,23 @@ class Layout:
         """The same of another dictionary."""
         return Layout(dictionary, self.dtype, self.shards, self.tables)
 
-    def codec(self, table: str) -> Codec:
-        """Of a table's rows.
+    def table(self, name: str) -> TableLayout:
+        """Of a table.
 
         Raises:
             PublicationError: there is no such table.
         """
-        if table not in self.tables:
-            raise PublicationError(f"there is no table {table!r}, only {', '.join(self.tables)}")
-        return Codec(self.dtype, self.tables[table].dim)
+        if name not in self.tables:
+            raise PublicationError(f"there is no table {name!r}, only {', '.join(self.tables)}")
+        return self.tables[name]
+
+    def codec(self, table: str) -> Codec:
+        """Of a table's rows; errors as of `table`."""
+        return Codec(self.dtype, self.table(table).dim)
 
     def buckets(self, table: str, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The bucket int64 [n] of each key uint64 [n]."""
-        return bucket_of(keys, self.tables[table].buckets)
+        """The bucket int64 [n] of each key uint64 [n]; errors as of `table`."""
+        return bucket_of(keys, self.table(table).buckets)
 
 
 class Keys:
