@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
+MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help system servers demo kafka test test-native sanitize check fmt bench bench-scale bench-quick bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish bench-realtime bench-path chaos lock audit clean
+.PHONY: help system servers demo kafka test test-native sanitize check fmt bench bench-scale bench-quick bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish bench-realtime bench-path chaos lock audit fuzzers fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -19,6 +20,10 @@ system:
 # And what runs the servers of tests, benchmarks and `make kafka`.
 servers:
 	@$(PYTHON) .ci/system.py servers
+
+# And what builds the fuzzers.
+fuzzers:
+	@$(PYTHON) .ci/system.py fuzzers
 
 # One virtual environment with everything; made again when the dependencies or the native core change.
 $(VENV)/ready: pyproject.toml $(NATIVE) | system
@@ -33,7 +38,7 @@ demo: $(VENV)/ready ## the whole service on a year of real flights, with live fi
 kafka: $(VENV)/ready servers ## one Kafka broker at localhost:9092, until Ctrl-C
 	@$(BIN)/python -m streamtrain.embedded.kafka
 
-test: $(VENV)/ready servers sanitize ## all tests, and those of the native core once more under sanitizers
+test: $(VENV)/ready servers fuzzers sanitize ## all tests, and those of the native core once more under sanitizers
 	$(BIN)/pytest
 
 test-native: $(VENV)/ready ## the tests of the native core alone
@@ -41,6 +46,9 @@ test-native: $(VENV)/ready ## the tests of the native core alone
 
 sanitize: $(VENV)/ready ## the tests of the native core with AddressSanitizer and UndefinedBehaviorSanitizer
 	@.ci/sanitize $(BIN)
+
+fuzz: $(VENV)/ready fuzzers ## every fuzzer for MINUTES=10 each, with sanitizers; what is found is kept in build/fuzz
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(TARGETS)
 
 check: $(VENV)/ready ## ruff and mypy strict
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Checks what building needs of the system beside python3, make and g++, and installs it on Debian as root.
 
-With the argument "servers" also what tests need to run real ones.
+With the argument "servers" also what tests need to run real ones, with "fuzzers" what `make fuzz` is built with.
 """
 
 import importlib.util
@@ -24,10 +24,14 @@ SERVERS = {
     "docker-compose": "docker-compose",
 }
 
+# And what builds fuzzers: a compiler that has libFuzzer, with its runtime.
+FUZZERS = {"clang++": "clang libclang-rt-dev"}
 
-def missing(with_servers: bool) -> list[str]:
+
+def missing(asked: list[str]) -> list[str]:
     """Names the Debian packages whose contents this machine lacks."""
-    packages = [package for command, package in SERVERS.items() if with_servers and shutil.which(command) is None]
+    wanted = (SERVERS if "servers" in asked else {}) | (FUZZERS if "fuzzers" in asked else {})
+    packages = [one for command, names in wanted.items() if shutil.which(command) is None for one in names.split()]
     if importlib.util.find_spec("ensurepip") is None:
         packages.append("python3-venv")
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
@@ -40,7 +44,7 @@ def missing(with_servers: bool) -> list[str]:
 def main() -> None:
     if sys.version_info < MINIMUM:
         sys.exit(f"Python {'.'.join(map(str, MINIMUM))} or newer is needed, this is {sys.version.split()[0]}")
-    packages = missing("servers" in sys.argv[1:])
+    packages = missing(sys.argv[1:])
     if not packages:
         return
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
