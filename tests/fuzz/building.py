@@ -52,14 +52,8 @@ def sanitized_core() -> Path:
         raise Missing(f"{CLANG} is not there: python3 .ci/system.py fuzzers")
     _run([sys.executable, "-m", "pip", "install", "--quiet", "nanobind", "cmake", "ninja", "grpcio-tools"])
     # Two checks of the older Clang are told in a way that the runtime of atheris, of a newer one, does not know.
-    flags = [
-        "-O1",
-        "-g",
-        "-fno-omit-frame-pointer",
-        *_SANITIZE,
-        "-fsanitize=fuzzer-no-link",
-        "-fno-sanitize=vptr,function",
-    ]
+    flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=fuzzer-no-link,address,undefined"]
+    flags += ["-fno-sanitize-recover=undefined", "-fno-sanitize=vptr,function"]
     build = BUILD / "core"
     options = [f"-DCMAKE_CXX_COMPILER={CLANG}", f"-DCMAKE_CXX_FLAGS={' '.join(flags)}", "-DCMAKE_BUILD_TYPE=Debug"]
     python = f"-DPython_EXECUTABLE={sys.executable}"

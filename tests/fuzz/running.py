@@ -14,12 +14,12 @@ from pathlib import Path
 from tests.fuzz import building, seeds
 
 HARNESSES = ["decode", "arrays"]
-READERS = ["samples", "frames", "checkpoints", "published"]
+READERS = ["samples", "frames", "checkpoints", "published", "chunks"]
 TARGETS = [*HARNESSES, *READERS]
 FOUND = Path(__file__).parent / "found"
 """By target the inputs that once showed something wrong: all of them are tried in tests."""
 
-_SECONDS = 30  # that one input may take, on a machine that has other things to do
+_SECONDS = 60  # that one input may take, on a machine that has other things to do
 _MEGABYTES = 3072  # of the process, sanitizers included
 _LENGTH = 4096
 
@@ -60,18 +60,19 @@ def found_of(target: str) -> list[Path]:
     return sorted(path for path in (FOUND / target).glob("*") if path.is_file())
 
 
-def run(target: str, seconds: int, *, sanitize: bool = True) -> Report:
+def run(target: str, seconds: int, *, folder: Path | None = None, sanitize: bool = True) -> Report:
     """Tries inputs of a target.
 
     Args:
         target: one of `TARGETS`.
         seconds: how long.
+        folder: for what it finds out; None: that of the target below build/fuzz, where later runs begin with it.
         sanitize: of readers, whether the core is one with sanitizers, which takes minutes to build once.
 
     Raises:
         Missing: what it needs is not there.
     """
-    folder = building.BUILD / target
+    folder = folder or building.BUILD / target
     corpus, given, found = (folder / name for name in ("corpus", "seeds", "found"))
     for one in (corpus, given, found):
         one.mkdir(parents=True, exist_ok=True)

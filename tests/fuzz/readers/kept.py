@@ -143,7 +143,7 @@ class KeptLane(Lane):
     def run(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Any]]]:
         """See Lane."""
         for batch in batches:
-            yield batch, [self._answer(*command) for command in _commands(batch.data.tobytes())]
+            yield batch, [self._answer(*command) for command in commands(batch.data.tobytes())]
 
     def _answer(self, verb: bytes, key: bytes, *fields: bytes) -> Any:
         match = _BUCKET.fullmatch(key)
@@ -155,7 +155,8 @@ class KeptLane(Lane):
         return [there.get(field) for field in fields] if verb == b"HMGET" else len(fields)
 
 
-def _commands(data: bytes) -> Iterator[list[bytes]]:
+def commands(data: bytes) -> Iterator[list[bytes]]:
+    """Commands of the protocol, as of what a client sends."""
     at = 0
 
     def number(mark: bytes) -> int:

@@ -6,6 +6,7 @@ Input: edits (see edits.py) of the values of a model with a head of three public
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +51,8 @@ def read(model: RedisModel) -> None:
     refused(origin.labels)
     refused(versions.history)
     for version in (None, 1):
-        refused(lambda version=version: load(origin, version))  # type: ignore[misc]
-        refused(lambda version=version: look_up(origin, version))  # type: ignore[misc]
+        refused(partial(load, origin, version))
+        refused(partial(look_up, origin, version))
     refused(lambda: follow(origin))
     refused(lambda: dictionaries.apply(0))
     refused(lambda: dictionaries.checksums("item"))
