@@ -46,7 +46,7 @@ class Publication:
     published: float
     dtype: str
     rows: Mapping[str, int]
-    metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, int | float | None]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """It as values of JSON, whose keys are texts."""

@@ -48,5 +48,5 @@ def _deed_of(entry: bytes, flat: Any) -> Deed:
     text = {name.decode(): value.decode() for name, value in fields.items()}
     version, was = (int(text[name]) if text[name] else None for name in ("version", "was"))
     at = int(entry.partition(b"-")[0]) / 1000
-    metrics = converted(dict[str, dict[str, float | None]], parsed(text["metrics"]))
+    metrics = converted(dict[str, dict[str, int | float | None]], parsed(text["metrics"]))
     return Deed(at, text["what"], text["who"], text["why"], version, text["label"], was, metrics)

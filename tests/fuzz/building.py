@@ -13,7 +13,7 @@ NATIVE = ROOT / "tests" / "fuzz" / "native"
 CORE = ROOT / "streamtrain" / "_native"
 CLANG = "clang++"
 
-_ATHERIS = "atheris==3.0.0"
+_ATHERIS = "atheris>=3.0"
 _SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 # As the core is built, but for what makes it fast; see its CMakeLists.txt.
 _FLAGS = ["-std=c++20", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=off", "-Wall", "-Wextra"]

@@ -19,7 +19,7 @@ TARGETS = [*HARNESSES, *READERS]
 FOUND = Path(__file__).parent / "found"
 """By target the inputs that once showed something wrong: all of them are tried in tests."""
 
-_SECONDS = 60  # that one input may take, on a machine that has other things to do
+_SECONDS = 300  # that one input may take, at the lowest priority of a machine that has other things to do
 _MEGABYTES = 3072  # of the process, sanitizers included
 _LENGTH = 4096
 
