@@ -79,7 +79,7 @@ def run(target: str, seconds: int, *, folder: Path | None = None, sanitize: bool
     for content in [*seeds_of(target), *(path.read_bytes() for path in found_of(target))]:
         (given / hashlib.sha256(content).hexdigest()[:16]).write_bytes(content)
     options = [f"-max_total_time={seconds}", f"-artifact_prefix={found}/", "-print_final_stats=1"]
-    options += [f"-timeout={_SECONDS}", f"-rss_limit_mb={_MEGABYTES}", f"-max_len={_LENGTH}"]
+    options += [f"-timeout={_SECONDS}", f"-rss_limit_mb={_MEGABYTES}", f"-max_len={_LENGTH}", "-len_control=0"]
     if target in ("decode", "samples"):
         options.append(f"-dict={building.NATIVE / 'json.dict'}")
     command, environment = _harness(target) if target in HARNESSES else _reader(target, sanitize)

@@ -36,7 +36,8 @@ DecoderSpec hard() {
   using Transform = NumericSpec::Transform;
   DecoderSpec spec{};
   spec.labels = {{"a", LabelSpec::Kind::kReal, true}};
-  spec.categoricals = {{"a", 2, "0"}, {"b", 0, {}}, {"", 1, ""}, {"qu\"ote", 0, "x"}, {std::string("nul\0", 4), 7, "y"}};
+  spec.categoricals = {{"a", 2, "0"}, {"b", 0, {}}, {"", 1, ""}, {"qu\"ote", 0, "x"}};
+  spec.categoricals.push_back({std::string("nul\0", 4), 7, "y"});
   spec.crosses = {{"x1", {0, 1, 2}, 2}, {"x2", {1, 1}, 0}};
   spec.numerics = {{"a", 0.0, Transform::kStandardize, 2.5, 0.5}, {"b", 1.0, Transform::kNone, 0, 1}};
   spec.time = "a";
@@ -57,7 +58,8 @@ DecoderSpec empty() {
 
 DecoderSpec spec_of(size_t which) { return which == 0 ? usual() : which == 1 ? hard() : empty(); }
 
-void check(const Columns& columns, const std::vector<std::string_view>& messages, const Decoder& decoder, bool with_labels) {
+void check(const Columns& columns, const std::vector<std::string_view>& messages, const Decoder& decoder,
+           bool with_labels) {
   const size_t n = columns.size;
   CHECK(n + columns.refusals.size() == messages.size());
   CHECK(columns.kept.size() == n && columns.weights.size() == n && columns.times.size() == n);
@@ -99,7 +101,8 @@ void check_same(const Columns& a, const Columns& b) {
 }
 
 // What message i became in a batch is what it becomes alone.
-void check_alone(const Columns& batch, size_t row, size_t refusal, bool refused, const Columns& alone, size_t features) {
+void check_alone(const Columns& batch, size_t row, size_t refusal, bool refused, const Columns& alone,
+                 size_t features) {
   if (refused) {
     CHECK(alone.size == 0 && alone.refusals.size() == 1);
     const Refusal &x = batch.refusals[refusal], &y = alone.refusals[0];
@@ -107,8 +110,9 @@ void check_alone(const Columns& batch, size_t row, size_t refusal, bool refused,
     return;
   }
   CHECK(alone.size == 1 && batch.times[row] == alone.times[0] && same(batch.weights[row], alone.weights[0]));
-  for (size_t i = 0; i < alone.numeric.size(); ++i) CHECK(same(batch.numeric[row * alone.numeric.size() + i], alone.numeric[i]));
-  for (size_t i = 0; i < alone.labels.size(); ++i) CHECK(same(batch.labels[row * alone.labels.size() + i], alone.labels[i]));
+  const size_t numerics = alone.numeric.size(), labels = alone.labels.size();
+  for (size_t i = 0; i < numerics; ++i) CHECK(same(batch.numeric[row * numerics + i], alone.numeric[i]));
+  for (size_t i = 0; i < labels; ++i) CHECK(same(batch.labels[row * labels + i], alone.labels[i]));
   for (size_t f = 0; f < features; ++f) {
     const int32_t* offsets = batch.offsets.data() + f * (batch.size + 1);
     const uint64_t* keys = batch.keys.data() + batch.starts[f];

@@ -53,6 +53,9 @@ class Input {
   const uint8_t* end_;
 };
 
-inline bool same(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (a != a && b != b); }
+// Whether two floats are the same, NaN among them whatever its payload.
+inline bool same(float a, float b) {
+  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (a != a && b != b);
+}
 
 }  // namespace streamtrain::fuzz

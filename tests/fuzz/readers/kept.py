@@ -43,12 +43,15 @@ class KeptServer(RedisServer):
         model: whose keys are there.
         values: by "key/field" of hashes and scripts, "log/entry/field", "history/entry/field", "steps/score" and
             "rows/table/bucket".
+
+    Attributes:
+        values: as given; others may take their place.
     """
 
     def __init__(self, model: str, values: Mapping[str, bytes]) -> None:
         super().__init__("redis://127.0.0.1:1")
         keys = Keys(model)
-        self._values = values
+        self.values = values
         self._prefix = keys.head.removesuffix("head")
 
     def call(self, *command: Any) -> Any:
@@ -62,12 +65,12 @@ class KeptServer(RedisServer):
 
     def lanes(self, slots: NDArray[np.int64]) -> Iterator[tuple[Lane, NDArray[np.int64]]]:
         """See RedisServer."""
-        yield KeptLane(self, self._values), np.arange(min(len(slots), _MOST_SLOTS))
+        yield KeptLane(self, self.values), np.arange(min(len(slots), _MOST_SLOTS))
 
     def _of(self, key: str) -> dict[str, bytes]:
         """Values by field of what a key has."""
         name = key.removeprefix(self._prefix).partition(":")[0] + "/"
-        return {one.removeprefix(name): value for one, value in self._values.items() if one.startswith(name)}
+        return {one.removeprefix(name): value for one, value in self.values.items() if one.startswith(name)}
 
     def _eval(self, script: str, keys: int, *arguments: Any) -> Any:
         if script == STATE:
@@ -75,7 +78,7 @@ class KeptServer(RedisServer):
         if script == GARBAGE:
             return self._hgetall(self._prefix + "garbage")
         if script == OWN:
-            return self._values.get("applied/0")
+            return self.values.get("applied/0")
         return 1
 
     def _hgetall(self, key: str) -> list[bytes]:
