@@ -114,7 +114,7 @@ bench-path: $(VENV)/ready servers ## predictions over HTTP beside the trainer's 
 	$(BIN)/python benchmarks/whole_path.py --stream $(MOVIELENS) --speed 10 1 60 600
 
 chaos: $(VENV)/ready servers ## kill real processes at random, 24 times, and Kafka twice, and count what was learned (four minutes)
-	$(BIN)/python -m tests.cluster.chaos --kills 24 --restarts 2 --every 5 --samples 90000 --rate 700 --tensorflow
+	$(BIN)/python -m tests.chaos.killing --kills 24 --restarts 2 --every 5 --samples 90000 --rate 700 --tensorflow
 
 bench-checkpoint: $(VENV)/ready ## how fast checkpoints are restored, and how long their cuts hold pushes back (minutes, 6 GB)
 	$(BIN)/python benchmarks/checkpoint.py restore

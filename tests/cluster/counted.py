@@ -6,6 +6,7 @@ and every dense weight the number of samples.
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,26 @@ def beginning(tensorflow: bool) -> Beginning:
 def differences(shards: Shards, partitions: int, samples: int) -> list[str]:
     """Ids whose count is not that of the log, and wrong counts of samples."""
     good = ~is_bad(np.arange(samples))
-    expected = Counter(np.concatenate([log_of(p, samples)[good].ravel() for p in range(partitions)]).tolist())
+    wrong, weights = wrong_counts(shards, [log_of(p, samples)[good] for p in range(partitions)])
+    total = int(good.sum()) * partitions
+    return [f"id {one}: {n} instead of {expected}" for one, (n, expected) in wrong.items()] + [
+        f"a weight: {n} instead of {total}" for n in weights if n != total
+    ]
+
+
+def wrong_counts(
+    shards: Shards, logs: Sequence[np.ndarray[Any, np.dtype[np.int64]]]
+) -> tuple[dict[int, tuple[int, int]], list[float]]:
+    """What shards have counted.
+
+    Args:
+        shards: that hold the model.
+        logs: ids [samples, FEATURES] of the good samples of each partition.
+
+    Returns:
+        By id what was counted and what should have been, where these differ; and all weights.
+    """
+    expected = Counter(np.concatenate([log.ravel() for log in logs]).tolist())
     ids = sorted(expected)
     keys = np.array([hash_bytes(str(one).encode()) for one in ids], np.uint64)
     plan = Planner([(0, "sum", 0)], [1], len(shards.controls)).plan(
@@ -120,8 +140,5 @@ def differences(shards: Shards, partitions: int, samples: int) -> list[str]:
     pulled = client.pull(plan).wait()
     client.close()
     counted = plan.pool(pulled.rows)[:, 0]
-    wrong = [
-        f"id {one}: {n} instead of {expected[one]}" for one, n in zip(ids, counted, strict=True) if n != expected[one]
-    ]
-    total = int(good.sum()) * partitions
-    return wrong + [f"a weight: {n} instead of {total}" for n in pulled.parameters if n != total]
+    wrong = {one: (int(n), expected[one]) for one, n in zip(ids, counted, strict=True) if n != expected[one]}
+    return wrong, [float(n) for n in pulled.parameters]

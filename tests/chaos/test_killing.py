@@ -1,10 +1,10 @@
-"""The short form of chaos.py: real processes on a real stream, kill -9, exact counts."""
+"""The short form of killing.py: real processes on a real stream, kill -9, exact counts."""
 
 import pytest
 
 from streamtrain.embedded.jars import resolve
 from streamtrain.errors import StreamtrainError
-from tests.cluster.chaos import parse, run
+from tests.chaos.killing import parse, run
 from tests.stream.servers import missing
 
 

@@ -1,6 +1,6 @@
-"""Real processes on a real stream, killed with kill -9 at random moments, and a count of what they learned: make chaos.
+"""Real processes on a real stream, killed with kill -9 at random moments, and a count of what they learned.
 
-    python -m tests.cluster.chaos --stream kafka --kills 24 --every 4 --restarts 2 --tensorflow
+    python -m tests.chaos.killing --stream kafka --kills 24 --every 4 --restarts 2 --tensorflow
 
 Shards are `streamtrain ps`, with a checkpoint every second. Workers are processes of this module, which learn a model
 that counts from a topic that fills meanwhile, one message in 97 bad. Workers and shards are killed and started again,
@@ -19,15 +19,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
-import redis
-from confluent_kafka import Consumer, TopicPartition
 
 from streamtrain.cluster.streams import open_stream
 from streamtrain.cluster.worker import WorkerProcess
@@ -39,7 +37,8 @@ from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.control import CHANNEL_OPTIONS
 from streamtrain.ps.shards import Shards
 from streamtrain.settings import Settings
-from streamtrain.stream.source import Bounds, Stream
+from streamtrain.stream.source import Stream
+from tests.chaos.letters import wrong_letters
 from tests.cluster.counted import beginning, differences, is_bad, messages_of, stepping
 from tests.cluster.ports import free_ports
 
@@ -127,7 +126,7 @@ class Chaos:
 
     def join(self) -> None:
         """One more worker."""
-        command = ["-m", "tests.cluster.chaos", "--url", self.service.url, "--ps", self._ps]
+        command = ["-m", "tests.chaos.killing", "--url", self.service.url, "--ps", self._ps]
         command += ["--tensorflow"] if self._args.tensorflow else []
         self.processes.append(self._start(f"worker{self._workers}", command))
         self._workers += 1
@@ -217,38 +216,6 @@ def fill(stream: Stream, samples: int, rate: float, ended: threading.Event) -> N
     writer.close()
 
 
-def letters_in_kafka(servers: str, partitions: Mapping[int, Bounds]) -> Iterator[tuple[int, int]]:
-    """Where each dead letter came from."""
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "checker", "enable.auto.commit": False})
-    for partition, (low, high) in partitions.items():
-        consumer.assign([TopicPartition(f"{TOPIC}.dead", partition, low)])
-        left = high - low
-        while left:
-            for one in consumer.consume(left, 10.0):
-                headers: Any = dict(one.headers() or [])
-                yield int(headers["partition"]), int(headers["offset"])
-                left -= 1
-    consumer.close()
-
-
-def letters_in_redis(url: str, partitions: Mapping[int, Bounds]) -> Iterator[tuple[int, int]]:
-    """Where each dead letter came from."""
-    client: Any = redis.Redis.from_url(url)
-    for key in client.scan_iter(f"*{TOPIC}.dead*", _type="stream"):
-        for _, fields in client.xrange(key):
-            yield int(fields[b"h.partition"]), int(fields[b"h.offset"])
-
-
-def wrong_letters(settings: Settings, samples: int) -> list[str]:
-    """Dead letters that should not be there, or are not. Those that were written twice say so, and count once."""
-    dead = open_stream(settings.stream.model_copy(update={"topic": f"{TOPIC}.dead"})).bounds()
-    scheme, _, servers = settings.stream.url.partition("://")
-    read = letters_in_kafka(servers, dead) if scheme == "kafka" else letters_in_redis(settings.stream.url, dead)
-    offsets = np.flatnonzero(is_bad(np.arange(samples))).tolist()
-    expected = {(partition, offset) for partition in range(PARTITIONS) for offset in offsets}
-    return [f"dead letter {one}" for one in expected.symmetric_difference(read)]
-
-
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """One run; raises SystemExit if anything is not exact."""
     with tempfile.TemporaryDirectory() as folder:
@@ -268,7 +235,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             shards = chaos.shards()
             chaos.wait_for_the_end(shards, args.timeout)
             wrong = differences(shards, PARTITIONS, args.samples)
-            wrong += wrong_letters(chaos.settings, args.samples)
+            bad = np.flatnonzero(is_bad(np.arange(args.samples))).tolist()
+            wrong += wrong_letters(chaos.settings.stream, {(p, offset) for p in range(PARTITIONS) for offset in bad})
             if wrong:
                 raise SystemExit(f"{len(wrong)} counts are wrong: {wrong[:10]}")
             lines = {one.name: one.log.read_text().count("\n") for one in chaos.processes}
@@ -277,12 +245,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             ended.set()
             chaos.stop()
             filling.join()
-    bad = int(is_bad(np.arange(args.samples)).sum()) * PARTITIONS
     return {
         "stream": args.stream,
         "kills": dict(chaos.kills),
         "samples": args.samples * PARTITIONS,
-        "dead_letters": bad,
+        "dead_letters": len(bad) * PARTITIONS,
         "counts": "exact",
         "lines_of_log": lines,
         "seconds": round(time.time() - chaos.began, 1),
