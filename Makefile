@@ -5,10 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
-MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help system servers demo kafka test test-native sanitize check fmt bench bench-scale bench-quick bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish bench-realtime bench-path chaos lock audit fuzzers fuzz clean
+.PHONY: help system servers demo kafka test test-native sanitize check fmt bench bench-scale bench-quick bench-core bench-step bench-quality bench-cluster bench-stream bench-staleness bench-checkpoint bench-freshness bench-lookup bench-swaps bench-publish bench-realtime bench-path chaos lock audit fuzzers fuzz soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -48,7 +47,7 @@ sanitize: $(VENV)/ready ## the tests of the native core with AddressSanitizer an
 	@.ci/sanitize $(BIN)
 
 fuzz: $(VENV)/ready fuzzers ## every fuzzer for MINUTES=10 each, with sanitizers; what is found is kept in build/fuzz
-	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(TARGETS)
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(TARGETS)
 
 check: $(VENV)/ready ## ruff and mypy strict
 	$(BIN)/ruff check .
@@ -113,8 +112,13 @@ bench-path: $(VENV)/ready servers ## predictions over HTTP beside the trainer's 
 	$(if $(MOVIELENS),,$(error give the ratings, see benchmarks/quality.py: make bench-path MOVIELENS=FILE))
 	$(BIN)/python benchmarks/whole_path.py --stream $(MOVIELENS) --speed 10 1 60 600
 
-chaos: $(VENV)/ready servers ## kill real processes at random, 24 times, and Kafka twice, and count what was learned (four minutes)
-	$(BIN)/python -m tests.chaos.killing --kills 24 --restarts 2 --every 5 --samples 90000 --rate 700 --tensorflow
+chaos: $(VENV)/ready servers ## the whole service while everything goes wrong, and a count of what was learned; MINUTES=20
+	@mkdir -p build
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) --report build/chaos.json
+
+soak: $(VENV)/ready servers ## the whole service at full speed and overloaded, and its memory over time; MINUTES=20
+	@mkdir -p build
+	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),20) --report build/soak.json --plot build/soak.svg
 
 bench-checkpoint: $(VENV)/ready ## how fast checkpoints are restored, and how long their cuts hold pushes back (minutes, 6 GB)
 	$(BIN)/python benchmarks/checkpoint.py restore

@@ -91,6 +91,11 @@ class Broker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process, while there is one."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
     def start(self, seconds: float = 120) -> None:
         """Starts it, with the same ports and data every time, and waits until it answers.
 

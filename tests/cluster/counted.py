@@ -37,10 +37,15 @@ def is_bad(offsets: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
     return offsets % BAD_EVERY == BAD_EVERY - 1
 
 
+def bad_message(offset: int) -> bytes:
+    """One that is bad, in one of several ways."""
+    return _BAD[offset // BAD_EVERY % len(_BAD)]
+
+
 def messages_of(partition: int, samples: int) -> list[bytes]:
     """The log as messages: every 97th is bad, in one of several ways."""
     return [
-        _BAD[offset // BAD_EVERY % len(_BAD)]
+        bad_message(offset)
         if offset % BAD_EVERY == BAD_EVERY - 1
         else json.dumps({"label": 0, "ts": offset, **{f"id{i}": one for i, one in enumerate(ids)}}).encode()
         for offset, ids in enumerate(log_of(partition, samples).tolist())
@@ -56,7 +61,7 @@ def counting(inputs: dict[str, Any]) -> Any:
     return keras.layers.Add()([*inputs.values(), samples])
 
 
-def model() -> Model:
+def model(name: str = "model") -> Model:
     return Model(
         Schema(
             time="ts",
@@ -69,6 +74,7 @@ def model() -> Model:
         reduction="sum",
         embedding_optimizer=SGD(1.0),
         dense_optimizer=SGD(1.0),
+        name=name,
     )
 
 

@@ -1,0 +1,223 @@
+"""Faults: what goes wrong, for how long, and whether it can be made to here."""
+
+import os
+import random
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.load import Load
+from tests.chaos.servers import Servers
+from tests.chaos.service import COORDINATOR, PS, SERVE, SHARDS, WORKER, WORKERS, Service, faketime, until
+from tests.chaos.wire import Trouble
+
+_PAUSE = threading.Event()
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where faults happen.
+
+    Attributes:
+        services: all of them.
+        loads: theirs, in the same order.
+        servers: Kafka and Valkey.
+        disk: a small disk with the checkpoints; None: they are on a large one.
+        random: chooses.
+        longest: seconds that a fault may last.
+    """
+
+    services: list[Service]
+    loads: list[Load]
+    servers: Servers
+    disk: Path | None
+    random: random.Random
+    longest: float
+
+    def service(self) -> Service:
+        """Any."""
+        return self.random.choice(self.services)
+
+    def seconds(self, least: float = 0.3) -> float:
+        """How long a fault lasts, from a share of the longest on."""
+        return self.longest * self.random.uniform(least, 1)
+
+    def process(self, kind: str) -> tuple[Service, str]:
+        """Any process of a kind."""
+        service, count = self.service(), {PS: SHARDS, WORKER: WORKERS}.get(kind)
+        return service, f"{service.name}-{kind}{'' if count is None else self.random.randrange(count)}"
+
+    def any(self) -> tuple[Service, str]:
+        """Any process of a service."""
+        return self.process(self.random.choice([PS, WORKER, COORDINATOR, SERVE]))
+
+
+Fault = Callable[[Site], AbstractContextManager[str]]
+"""Goes wrong on entering, which says what does, and is over on leaving."""
+
+
+def _pid_of(service: Service, name: str) -> int:
+    """A process that runs; of serving processes any."""
+    until(lambda: service.pid(name) is not None, 60)
+    if name.endswith(SERVE):
+        until(service.serving, 60)
+        return service.serving()[-1]
+    pid = service.pid(name)
+    if pid is None:
+        raise SystemExit(f"{name} does not start again")
+    return pid
+
+
+def killed(kind: str) -> Fault:
+    """Kill -9 of one of the service's processes."""
+
+    @contextmanager
+    def kill(site: Site) -> Iterator[str]:
+        service, name = site.process(kind)
+        os.kill(_pid_of(service, name), signal.SIGKILL)
+        yield name
+
+    return kill
+
+
+@contextmanager
+def kafka_killed(site: Site) -> Iterator[str]:
+    """Kill -9, and away for a while."""
+    site.servers.kafka.kill()
+    seconds = site.seconds(0.0) / 3
+    _PAUSE.wait(seconds)
+    site.servers.kafka.start()
+    yield f"for {seconds:.1f} s"
+
+
+@contextmanager
+def valkey_killed(site: Site) -> Iterator[str]:
+    """Kill -9, and away for a while."""
+    site.servers.valkey.kill()
+    seconds = site.seconds(0.0) / 3
+    _PAUSE.wait(seconds)
+    site.servers.valkey.start()
+    yield f"for {seconds:.1f} s"
+
+
+def stopped(kind: str) -> Fault:
+    """SIGSTOP, and SIGCONT after a while: a process that does not know how late it is."""
+
+    @contextmanager
+    def stop(site: Site) -> Iterator[str]:
+        service, name = site.process(kind)
+        pid, seconds = _pid_of(service, name), site.seconds()
+        os.kill(pid, signal.SIGSTOP)
+        _PAUSE.wait(seconds)
+        os.kill(pid, signal.SIGCONT)
+        yield f"{name} for {seconds:.1f} s"
+
+    return stop
+
+
+@contextmanager
+def flushed(site: Site) -> Iterator[str]:
+    """All that was published is gone."""
+    site.servers.forget()
+    yield "Valkey"
+
+
+@contextmanager
+def disk_full(site: Site) -> Iterator[str]:
+    """No checkpoint can be written."""
+    assert site.disk is not None
+    filler, seconds = site.disk / "filler", site.seconds()
+    with filler.open("wb") as file:
+        free = shutil.disk_usage(site.disk).free
+        os.posix_fallocate(file.fileno(), 0, max(1, free - 4096))
+    _PAUSE.wait(seconds)
+    filler.unlink()
+    yield f"for {seconds:.1f} s"
+
+
+@contextmanager
+def cut(site: Site) -> Iterator[str]:
+    """One process reaches nobody, or one other not."""
+    service, one = site.any()
+    other = None
+    if site.random.random() < 0.5:
+        one, other = f"{service.name}-{WORKER}0", f"{service.name}-{PS}{site.random.randrange(SHARDS)}"
+    seconds = site.seconds()
+    with service.network.trouble(Trouble(one, other)):
+        _PAUSE.wait(seconds)
+    yield f"{one} from {other or 'all'} for {seconds:.1f} s"
+
+
+@contextmanager
+def slow(site: Site) -> Iterator[str]:
+    """100 ms more, and 1 % lost, between one process and all others."""
+    service, one = site.any()
+    seconds = site.seconds()
+    with service.network.trouble(Trouble(one, None, delay=0.1, loss=0.01)):
+        _PAUSE.wait(seconds)
+    yield f"{one} for {seconds:.1f} s"
+
+
+@contextmanager
+def clock_wrong(site: Site) -> Iterator[str]:
+    """The clock of one process jumps, and jumps back."""
+    service, name = site.any()
+    by, seconds = site.random.choice([-86400, -60, 60, 3600, 86400]), site.seconds()
+    service.set_clock(name, by)
+    _PAUSE.wait(seconds)
+    service.set_clock(name, 0)
+    yield f"{name} by {by} s for {seconds:.1f} s"
+
+
+@contextmanager
+def slow_consumer(site: Site) -> Iterator[str]:
+    """A worker that gets a tenth of its time."""
+    service, name = site.process(WORKER)
+    pid, seconds = _pid_of(service, name), site.seconds()
+    for _ in range(round(seconds / 0.5)):
+        os.kill(pid, signal.SIGSTOP)
+        _PAUSE.wait(0.45)
+        os.kill(pid, signal.SIGCONT)
+        _PAUSE.wait(0.05)
+    yield f"{name} for {seconds:.1f} s"
+
+
+@contextmanager
+def poisoned(site: Site) -> Iterator[str]:
+    """Many bad messages, one after another."""
+    count = site.random.randrange(20, 100)
+    for load in site.loads:
+        load.poison(count)
+    yield f"{count} messages in each partition"
+
+
+def possible(site: Site) -> tuple[dict[str, Fault], dict[str, str]]:
+    """Faults by kind, and why others are not possible here."""
+    found: dict[str, Fault] = {
+        f"kill {name}": killed(kind)
+        for name, kind in ((PS, PS), (WORKER, WORKER), (COORDINATOR, COORDINATOR), ("serving process", SERVE))
+    }
+    found |= {"kill Valkey": valkey_killed, "kill Kafka": kafka_killed}
+    found |= {
+        f"stop {name}": stopped(kind)
+        for name, kind in ((WORKER, WORKER), (PS, PS), (COORDINATOR, COORDINATOR), ("serving process", SERVE))
+    }
+    found |= {"FLUSHALL": flushed, "slow consumer": slow_consumer, "poison": poisoned}
+    missing = {}
+    if site.disk is None:
+        missing["full disk"] = "no small disk can be mounted here"
+    else:
+        found["full disk"] = disk_full
+    if site.services[0].network.is_wire:
+        found |= {"network cut": cut, "network slow": slow}
+    else:
+        missing |= dict.fromkeys(["network cut", "network slow"], "there are no network namespaces here")
+    if faketime() is None:
+        missing["clock jump"] = "libfaketime is not installed"
+    else:
+        found["clock jump"] = clock_wrong
+    return found, missing

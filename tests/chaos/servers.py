@@ -1,0 +1,56 @@
+"""Kafka and Valkey, which are given to a service: whoever runs them starts them again."""
+
+from pathlib import Path
+
+import redis
+
+from streamtrain.address import free_port
+from streamtrain.embedded.jars import resolve
+from streamtrain.embedded.kafka import Broker
+from streamtrain.embedded.valkey import Valkey
+from tests.chaos.network import Network
+
+
+class Servers:
+    """Both, where all processes of a network reach them.
+
+    Args:
+        folder: of their data, which outlive them.
+        network: of the processes.
+
+    Attributes:
+        stream: URL of Kafka.
+        redis: URL of Valkey.
+    """
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        port, control = free_port(), free_port()
+        listeners = {
+            "listeners": f"PLAINTEXT://0.0.0.0:{port},CONTROLLER://127.0.0.1:{control}",
+            "advertised.listeners": f"PLAINTEXT://{network.hub}:{port}",
+            "controller.quorum.voters": f"1@127.0.0.1:{control}",
+        }
+        open_to_all = ["bind 0.0.0.0", "protected-mode no"]
+        self.kafka = Broker(
+            resolve(), data=folder / "kafka", port=port, properties=listeners if network.is_wire else {}
+        )
+        self.valkey = Valkey(folder / "valkey", appendonly=True, config=open_to_all if network.is_wire else [])
+        self.kafka.start()
+        self.valkey.start()
+        self.stream = f"kafka://{network.hub}:{port}"
+        self.redis = f"redis://{network.hub}:{self.valkey.port}/0"
+
+    def forget(self) -> None:
+        """All that is in Valkey."""
+        with redis.Redis.from_url(self.valkey.url) as client:
+            client.flushall()
+
+    def pids(self) -> dict[str, int]:
+        """Both, by name."""
+        found = {"kafka": self.kafka.pid, "valkey": self.valkey.pid}
+        return {name: pid for name, pid in found.items() if pid is not None}
+
+    def stop(self) -> None:
+        """Ends both."""
+        self.kafka.close()
+        self.valkey.stop()

@@ -1,0 +1,252 @@
+"""Service: one model's processes, each where the network has it, started again by a supervisor when they end."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from streamtrain.cluster.coordinator_client import CoordinatorClient
+from streamtrain.cluster.streams import open_stream
+from streamtrain.cluster.supervisor import Program, Supervisor
+from streamtrain.config import load_settings
+from streamtrain.errors import ShardError
+from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.security import Security, connect
+from streamtrain.ps.wire import clock_of
+from tests.chaos.network import Network
+from tests.chaos.samples import Samples
+from tests.cluster.ports import free_ports
+
+ROOT = str(Path(__file__).parent.parent.parent)
+PARTITIONS = 4
+SHARDS = WORKERS = SERVERS = 2
+PS, WORKER, COORDINATOR, SERVE = "ps", "worker", "coordinator", "serve"
+_FAKETIME = "libfaketimeMT.so.1"
+
+
+def names_of(service: str) -> list[str]:
+    """Names of a service's processes, and of where each is in the network."""
+    kinds = [(PS, SHARDS), (WORKER, WORKERS)]
+    numbered = [f"{service}-{kind}{i}" for kind, count in kinds for i in range(count)]
+    return [*numbered, f"{service}-{COORDINATOR}", f"{service}-{SERVE}"]
+
+
+def faketime() -> Path | None:
+    """The library that can set the clock of one process; None: it is not installed."""
+    return next(iter(sorted(Path("/usr/lib").glob(f"*/faketime/{_FAKETIME}"))), None)
+
+
+class Service:
+    """Two shards, two workers, a coordinator, and two serving processes at one address.
+
+    Args:
+        samples: what is learned.
+        folder: for logs and the model file.
+        network: where processes are.
+        stream: URL of the stream.
+        redis: URL of where it is published.
+        checkpoints: folder.
+        clocks: whether the clock of a process can be set.
+        settings: more of them, by dotted key.
+
+    Attributes:
+        listen: "host:port" of the endpoint.
+        settings: of all processes.
+        stream: of the samples; it is made.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        folder: Path,
+        network: Network,
+        *,
+        stream: str,
+        redis: str,
+        checkpoints: Path,
+        clocks: bool = False,
+        settings: Mapping[str, str] = {},
+    ) -> None:
+        self.samples, self.name, self.network = samples, samples.name, network
+        self._folder = folder / self.name
+        self._folder.mkdir(parents=True)
+        (self._folder / "model.py").write_text(samples.file)
+        self._library = faketime() if clocks else None
+        given = self._given(stream, redis, checkpoints) | dict(settings)
+        self._environment = {f"STREAMTRAIN_{key.upper().replace('.', '__')}": of for key, of in given.items()}
+        self.settings = load_settings(overrides=given)
+        self.listen = self.settings.serve.listen
+        self.stream = open_stream(self.settings.stream)
+        self.stream.create(PARTITIONS)
+        self._supervisor = Supervisor([self._program(name) for name in names_of(self.name)], self._write)
+        self._lock = threading.Lock()
+        self._logs = {name: (self._folder / f"{name}.log").open("a") for name in names_of(self.name)}
+
+    def _given(self, stream: str, redis: str, checkpoints: Path) -> dict[str, str]:
+        def at(name: str) -> str:
+            return f"{self.network.address(f'{self.name}-{name}')}:{next(ports)}"
+
+        ports = iter(free_ports(SHARDS + 2))
+        return {
+            "model": f"{self._folder / 'model.py'}:model",
+            "stream.url": stream,
+            "stream.topic": self.name,
+            "stream.group": self.name,
+            "stream.commit_every": "0.5s",
+            "stream.kafka": json.dumps({"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}),
+            "worker.batch_size": "512",
+            "worker.batch_age": "50ms",
+            "ps.addresses": ",".join(at(f"{PS}{i}") for i in range(SHARDS)),
+            "ps.timeout": "3s",
+            "consistency.lease": "3s",
+            "coordinator.address": at(COORDINATOR),
+            "checkpoint.url": str(checkpoints / self.name),
+            "checkpoint.every": "5s",
+            "publish.url": redis,
+            "publish.model": self.name,
+            "publish.every": "1s",
+            "publish.version_every": "30s",
+            "serve.listen": at(SERVE),
+            "serve.processes": str(SERVERS),
+            "security.insecure": str(self.network.is_wire).lower(),
+        }
+
+    def _program(self, name: str) -> Program:
+        kind, index = re.fullmatch(rf"{self.name}-([a-z]+)(\d*)", name).groups()  # type: ignore[union-attr]
+        environment = os.environ | self._environment
+        environment |= {"PYTHONPATH": ROOT, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        prefix = self.network.within(name)
+        if self._library is not None:
+            self.set_clock(name, 0)
+            told = {"LD_PRELOAD": str(self._library), "FAKETIME_TIMESTAMP_FILE": str(self._clock_of(name))}
+            told |= {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+            prefix = [*prefix, "env", *(f"{key}={of}" for key, of in told.items())]
+        command = [*prefix, sys.executable, "-m", "streamtrain", kind]
+        command += ["--index", index] if kind == PS else []
+        stage = [SERVE, PS, COORDINATOR, WORKER].index(kind)
+        return Program(name, command, environment, stage, drain=60.0)
+
+    def _write(self, name: str, line: str) -> None:
+        with self._lock:
+            self._logs[name].write(f"{time.strftime('%H:%M:%S')} {line}\n")
+            self._logs[name].flush()
+
+    def _clock_of(self, name: str) -> Path:
+        return self._folder / f"{name}.clock"
+
+    def set_clock(self, name: str, seconds: float) -> None:
+        """The clock of a process goes wrong by so many seconds."""
+        beside = self._clock_of(name).with_suffix(".new")
+        beside.write_text(f"{seconds:+.0f}\n")
+        beside.rename(self._clock_of(name))
+
+    def start(self) -> None:
+        """Starts all processes."""
+        self._supervisor.start()
+
+    def stop(self) -> None:
+        """Ends all, workers first."""
+        self._supervisor.stop()
+        for log in self._logs.values():
+            log.close()
+
+    def pid(self, name: str) -> int | None:
+        """Of a process."""
+        return self._supervisor.pid(name)
+
+    def serving(self) -> list[int]:
+        """Processes that answer requests now, of those that serve."""
+        return _children(self.pid(f"{self.name}-{SERVE}"), "spawn_main")
+
+    def starts(self) -> int:
+        """How often processes have been started."""
+        return sum(self._supervisor.starts(name) for name in names_of(self.name))
+
+    def pids(self) -> dict[str, int]:
+        """All processes, by name."""
+        found = {name: pid for name in names_of(self.name) if (pid := self.pid(name)) is not None}
+        return found | {f"{self.name}-serving{i}": pid for i, pid in enumerate(self.serving())}
+
+    def clocks(self) -> list[dict[int, int]] | None:
+        """Of the shards; None: one does not answer."""
+        found = []
+        for address in self.settings.ps.addresses:
+            channel = connect(address, Security(insecure=True), CHANNEL_OPTIONS)
+            try:
+                found.append(clock_of(RemoteControl(channel, address, (), 2.0).status().clock))
+            except ShardError:
+                return None
+            finally:
+                channel.close()
+        return found
+
+    def status(self) -> dict[str, Any] | None:
+        """As the coordinator says; None: it does not answer."""
+        assert self.settings.coordinator.address is not None
+        client = CoordinatorClient(self.settings.coordinator.address, Security(insecure=True), 2.0)
+        try:
+            return client.status()
+        except ShardError:
+            return None
+        finally:
+            client.close()
+
+    def troubles(self) -> list[str]:
+        """What is not as it should be; empty: nothing."""
+        status = self.status()
+        if status is None:
+            return ["the coordinator does not answer"]
+        found = [f"shard {one['index']} is {one['state']}" for one in status["shards"] if one["state"] != "ready"]
+        # One that was killed counts as there until its lease ends, so it is asked for by its process.
+        workers = {int(one["name"].split("-")[-2]) for one in status["workers"]}
+        servers = {int(one["name"].rpartition(":")[2]) for one in status["servers"]}
+        if workers != {self.pid(f"{self.name}-{WORKER}{i}") for i in range(WORKERS)}:
+            found.append(f"workers that are there: {sorted(workers)}")
+        if servers != set(self.serving()) or len(servers) != SERVERS:
+            found.append(f"servers that are there: {sorted(servers)}, not {sorted(self.serving())}")
+        return found + [f"{name} does not run" for name in names_of(self.name) if self.pid(name) is None]
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command of streamtrain with the service's settings."""
+        command = [sys.executable, "-m", "streamtrain", *arguments]
+        environment = os.environ | self._environment | {"PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+
+    def said(self) -> str:
+        """The ends of all logs."""
+        logs = sorted(self._folder.glob("*.log"))
+        return "\n".join(f"{log.name}: …{log.read_text(errors='replace')[-1500:]}" for log in logs)
+
+
+def _children(pid: int | None, word: str) -> list[int]:
+    """Children of a process that have a word in their command."""
+    found = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                if word.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+    except OSError:  # it has ended meanwhile
+        return []
+    return found
+
+
+def until(condition: Callable[[], object], seconds: float) -> bool:
+    """Waits for a condition; whether it came about."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        pause.wait(0.1)
+    return True
+
+
+def ended(services: Sequence[Service]) -> str:
+    """The ends of all logs of some services."""
+    return "\n".join(one.said() for one in services)
