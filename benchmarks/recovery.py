@@ -210,15 +210,16 @@ def worker(args: argparse.Namespace, processes: Processes, stack: ExitStack) -> 
     stream = {"url": f"kafka://{broker.servers}", "topic": "samples", "create": PARTITIONS}
     kafka = {"session.timeout.ms": SESSION_SECONDS * 1000, "heartbeat.interval.ms": 1000}
     processes.settings(
-        {"stream": stream | {"kafka": json.dumps(kafka)}, "ps": {"addresses": addresses}},
+        {"stream": stream, "ps": {"addresses": addresses}},
         model=f"{HERE / 'versioned.py'}:model",
     )
     samples = [json.dumps({"user": user, "label": 1, "ts": 1.0}) for user in USERS]
     (processes.folder / "samples.jsonl").write_text("\n".join(samples))
     for i in range(SHARDS):
         processes.start(f"ps{i}", "ps", "--index", str(i))
+    learning = ("worker", "--set", f"stream.kafka={json.dumps(kafka)}")
     for i in range(2):
-        processes.start(f"worker{i}", "worker")
+        processes.start(f"worker{i}", *learning)
     options = ("--rate", str(RATE), "--repeat", "--create", str(PARTITIONS))
     processes.start("produce", "produce", "samples.jsonl", *options)
     controls = [RemoteControl(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in addresses]
@@ -243,7 +244,7 @@ def worker(args: argparse.Namespace, processes: Processes, stack: ExitStack) -> 
         processes.until(partial(_is_past, clock, before, RATE // PARTITIONS), "nobody takes over")
         found.append(time.monotonic() - began)
         (processes.folder / "worker1.log").unlink()
-        processes.start("worker1", "worker")
+        processes.start("worker1", *learning)
         processes.until(shared, "the workers do not learn")
     return {"session_timeout_s": SESSION_SECONDS, "s": found}
 

@@ -113,9 +113,11 @@ def load_rows(shard: Shard, given: Any, bulk: memoryview) -> None:
     table.load(keys, embeddings, state, counts, seen)
 
 
-def push_record(number: int, push: Push) -> bytes:
-    """A push as a record."""
+def push_record(number: int, push: Push | None) -> bytes:
+    """A push as a record; None: one that says nothing, but is answered."""
     record = pb.Record(number=number)
+    if push is None:
+        return wire.frame(record, [])
     return wire.frame(record, wire.put_push(push, record.push, "float32"))
 
 

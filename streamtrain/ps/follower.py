@@ -55,7 +55,7 @@ class Follower:
         self.in_step = False
 
     def release(self, shard: int, shards: int, line: Line) -> bool:
-        """Gives up the claim to take over, before another copy; True: that is too late, this node is primary.
+        """Gives up the claim to take over, before another copy; True: that is too late, a backup has taken over.
 
         Raises:
             ShardRefused: the one that asks has another shard.
@@ -71,6 +71,8 @@ class Follower:
                     return True
                 self._node.retire("another process of it has gone on")
                 raise ShardUnavailable(f"shard {shard} is primary here too, by mistake, and ends")
+            if line.begun == self._line.begun and line.term < self._line.term:
+                return True  # by the one that this node follows
             self.in_step = False
             self._drop_stream()
             return False

@@ -233,7 +233,7 @@ class Node:
             raise
         finally:
             self._writing = None
-        self.shard.settle()  # one that has been taken over from may not be part of a checkpoint
+        self.shard.confirm()  # one that has been taken over from may not be part of a checkpoint
         self.epoch = epoch
         return part
 
@@ -246,7 +246,7 @@ class Node:
         """
         try:
             part = self._of_publisher().write(self.shard, number, layout)
-            self.shard.settle()  # as of checkpoints
+            self.shard.confirm()  # as of checkpoints
             return part
         except Exception:
             self.count("publication_failures")

@@ -95,7 +95,7 @@ class Replication:
         )
         self._follow = channel.stream_stream(f"/{wire.SERVICE}/Follow", response_deserializer=pb.Recorded.FromString)
         self._changed = threading.Condition()
-        self._queue: deque[tuple[int, Push]] | None = None  # of the stream that is there
+        self._queue: deque[tuple[int, Push | None]] | None = None  # of the stream that is there
         self._recorded = self._applied = 0  # numbers of the last record, and of the last that the backup has applied
         self._in_step_from: int | None = None  # number of the record that says so
         self._call: Any = None
@@ -103,7 +103,8 @@ class Replication:
         self._told = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replication", daemon=True)
-        self.state = State.ASKING
+        # Whoever has taken over has done so from the other, which so has no claim.
+        self.state = State.ASKING if line.term == 1 else State.AWAY
 
     def start(self) -> None:
         """Begins."""
@@ -125,19 +126,30 @@ class Replication:
     def record(self, push: Push) -> None:
         """See Mirror."""
         with self._changed:
-            if self._queue is not None:
-                self._recorded += 1
-                self._queue.append((self._recorded, push))
-                self._changed.notify_all()
+            self._put(push)
+
+    def _put(self, push: Push | None) -> None:
+        if self._queue is not None:
+            self._recorded += 1
+            self._queue.append((self._recorded, push))
+            self._changed.notify_all()
 
     def settle(self) -> None:
         """See Mirror."""
         with self._changed:
-            number, deadline = self._recorded, time.monotonic() + self._patience
+            number, began = self._recorded, time.monotonic()
             while not self._is_settled(number):
-                self._changed.wait(max(deadline - time.monotonic(), 0.01))
-                if time.monotonic() > deadline:
+                if time.monotonic() - max(began, self._heard) > self._patience:
+                    if self.state is State.COPYING and self._in_step_from is None:
+                        return  # it has no claim, and is slow
                     self._doubt()
+                self._changed.wait(self._patience / _BEATS)
+
+    def confirm(self) -> None:
+        """See Mirror."""
+        with self._changed:
+            self._put(None)
+        self.settle()
 
     def _is_settled(self, number: int) -> bool:
         if self.state is State.RETIRED:
@@ -193,7 +205,7 @@ class Replication:
         """Sends the copy, and what is applied from there on, until the stream breaks."""
         with self._changed:
             self._call = self._follow(self._records(), metadata=self._metadata)
-            self._heard = time.monotonic()
+            self._applied, self._heard = self._recorded, time.monotonic()
             self._become(State.COPYING)
         for answer in self._call:
             with self._changed:
@@ -215,19 +227,19 @@ class Replication:
             if self._call is not None:
                 self._call.cancel()
             self._call = None
-            if had_claim:
-                self._become(State.ASKING)
-            else:
-                self._become(State.AWAY)
+            self._become(State.ASKING if had_claim else State.AWAY)
+        if self._stop.is_set():
+            return
         if had_claim:
             self._count("backup_lost")
-        if told != self._told and not self._stop.is_set():
-            logger.warning("shard %d: its backup does not follow: %s", self._shard.index, told)
-        self._told = told
+            logger.warning("shard %d has lost its backup, which is asked for its claim: %s", self._shard.index, told)
+        elif told != self._told:
+            logger.warning("shard %d goes on without a backup: %s", self._shard.index, told)
+            self._told = told
 
     def _records(self) -> Iterator[bytes]:
         """What the backup is sent; read by a thread of gRPC, which drops it when the stream ends."""
-        queue: deque[tuple[int, Push]] = deque()
+        queue: deque[tuple[int, Push | None]] = deque()
         with self._shard.still():
             with self._changed:
                 if self.state is not State.COPYING or self._queue is not None:  # the stream has ended already
@@ -254,7 +266,7 @@ class Replication:
         while True:
             yield from self._next(queue)
 
-    def _next(self, queue: deque[tuple[int, Push]]) -> list[bytes]:
+    def _next(self, queue: deque[tuple[int, Push | None]]) -> list[bytes]:
         """What was recorded; or that the primary is alive, once it has been silent for a while."""
         with self._changed:
             if not queue:
@@ -264,7 +276,7 @@ class Replication:
             before = self._taken(queue)
         return [push_record(*one) for one in before] or [_BEAT]
 
-    def _taken(self, queue: deque[tuple[int, Push]]) -> list[tuple[int, Push]]:
+    def _taken(self, queue: deque[tuple[int, Push | None]]) -> list[tuple[int, Push | None]]:
         with self._changed:
             taken = [*queue]
             queue.clear()

@@ -63,6 +63,9 @@ class Mirror(Protocol):
             ShardUnavailable: the other has taken over.
         """
 
+    def confirm(self) -> None:
+        """Waits until the other has said that it has not taken over, or nobody is there; errors as of `settle`."""
+
 
 class Row(NamedTuple):
     """What is known of a row beside its values.
@@ -137,14 +140,14 @@ class Shard:
             ShardUnavailable: its backup has taken over. Pulls and checkpoints raise it, too.
         """
         pushed = self._push(push)
-        if pushed.outcome is not Outcome.REJECTED:
-            self.settle()
+        if self.mirror is not None and pushed.outcome is not Outcome.REJECTED:
+            self.mirror.settle()
         return pushed
 
-    def settle(self) -> None:
-        """Waits until a backup, if there is one, has what this shard has; errors as of `Mirror.settle`."""
+    def confirm(self) -> None:
+        """Makes sure that no backup has taken over; errors as of `Mirror.confirm`."""
         if self.mirror is not None:
-            self.mirror.settle()
+            self.mirror.confirm()
 
     def _push(self, push: Push) -> Pushed:
         with self._lock:

@@ -2,6 +2,8 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -10,20 +12,29 @@ from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.clock import Span
 from streamtrain.ps.control import Retry
 from streamtrain.ps.shards import Shards
-from tests.cluster.backed import SAMPLES, Backed
+from streamtrain.store.epochs import Epochs
+from tests.cluster.backed import SAMPLES, SECONDS, Backed
 from tests.cluster.counted import beginning
+from tests.ps.raw import until
 
 
-@pytest.fixture
-def backed(request: pytest.FixtureRequest) -> Iterator[Backed]:
+@contextmanager
+def running(name: str, place: Path | None = None) -> Iterator[Backed]:
     """Two shards with backups in step, and a worker."""
     with Valkey() as server:
-        made = Backed(server.url, request.node.name)
+        made = Backed(server.url, name, place)
         try:
             made.start_all()
             yield made
         finally:
             made.close()
+
+
+@pytest.fixture
+def backed(request: pytest.FixtureRequest) -> Iterator[Backed]:
+    """The same, without checkpoints."""
+    with running(request.node.name) as made:
+        yield made
 
 
 def test_backups_take_over_from_primaries_that_are_killed(backed: Backed) -> None:
@@ -91,3 +102,40 @@ def test_a_primary_goes_on_without_its_backup_and_has_the_next_one_follow(backed
     backed.fill(SAMPLES, SAMPLES + 500)
     backed.learned(SAMPLES + 500)
     backed.assert_exact(SAMPLES + 500)
+
+
+def test_backups_go_on_with_checkpoints_and_come_back_from_them(tmp_path: Path) -> None:
+    """The backup of shard 0 leads all shards from when it has taken over; what has lost both is restored."""
+    with running("saved", tmp_path) as backed:
+        backed.fill(0, 2_000)
+        backed.learned(500)
+        backed.kill(0, 0)
+        backed.learned(2_000)
+        wait_for_epoch(tmp_path, 2_000)
+        backed.fill(2_000, 3_000)
+        backed.kill(1, 1)
+        backed.learned(3_000)
+        backed.assert_exact(3_000)
+        wait_for_epoch(tmp_path, 3_000)
+        for key in [*backed.processes]:
+            backed.kill(*key)
+        for place in (1, 0):
+            for index in (0, 1):
+                backed.start(index, place)
+        backed.fill(3_000, 4_000)
+        backed.learned(4_000)
+        backed.assert_counts(4_000)
+
+
+def wait_for_epoch(place: Path, offset: int) -> None:
+    """Until a checkpoint holds all partitions up to an offset."""
+
+    def is_so() -> bool:
+        epochs = Epochs(str(place))
+        newest = max(epochs.numbers(), default=None)
+        if newest is None:
+            return False
+        clocks = [one["clock"] for one in epochs.open(newest).shards]
+        return all(set(clock.values()) == {offset} for clock in clocks)
+
+    until(is_so, SECONDS)

@@ -2,13 +2,14 @@
 
 import math
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import grpc
 
 from streamtrain.errors import ShardUnavailable
-from streamtrain.ps.consistency import Async
+from streamtrain.ps.consistency import Async, Consistency
 from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
 from streamtrain.ps.copying import Line
 from streamtrain.ps.node import Node
@@ -34,12 +35,14 @@ class Place:
         at: which it is.
         index: of the shard.
         shards: how many there are.
-        patience: seconds.
+        consistency: of workers.
     """
 
-    def __init__(self, addresses: tuple[str, str], at: int, index: int, shards: int, patience: float) -> None:
-        self._addresses, self._at, self._patience = addresses, at, patience
-        self._shard = index, shards
+    def __init__(
+        self, addresses: tuple[str, str], at: int, index: int, shards: int, consistency: Callable[[Shard], Consistency]
+    ) -> None:
+        self._addresses, self._at = addresses, at
+        self._node = index, shards, consistency
         self._channel: Any = None
         self.retired: list[str] = []
         self.node: Node | None = None
@@ -55,13 +58,13 @@ class Place:
         self._serve().take(shard, Line(time.time_ns(), 1))
 
     def _serve(self) -> Node:
-        self.node = node = Node(*self._shard, Async)
+        self.node = node = Node(*self._node)
         self.retired = []
         other = self._addresses[1 - self._at]
         self._own = grpc.insecure_channel(self._addresses[self._at], options=CHANNEL_OPTIONS)
         self._channel = grpc.insecure_channel(other, options=CHANNEL_OPTIONS)
         backup = Backup(self._channel, other)
-        self._pairing = Pairing(node, backup, self._patience, pause=0.05, retired=self.retired.append)
+        self._pairing = Pairing(node, backup, PATIENCE, pause=0.05, retired=self.retired.append)
         self._server = Server(node)
         assert self._server.grpc.add_insecure_port(self._addresses[self._at])
         self._server.start()
@@ -107,7 +110,13 @@ class Place:
 class Paired:
     """Shards with a backup each; all ends with the context."""
 
-    def __init__(self, shards: int = 1, *, beginning: Beginning = COUNTING, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        shards: int = 1,
+        *,
+        beginning: Beginning = COUNTING,
+        consistency: Callable[[Shard], Consistency] = Async,
+    ) -> None:
         ports = free_ports(2 * shards)
         self.beginning = beginning
         self._channels: list[Any] = []
@@ -117,8 +126,8 @@ class Paired:
             first, second = (f"127.0.0.1:{port}" for port in ports[2 * i : 2 * i + 2])
             self.places.append(
                 (
-                    Place((first, second), 0, i, shards, patience),
-                    Place((first, second), 1, i, shards, patience),
+                    Place((first, second), 0, i, shards, consistency),
+                    Place((first, second), 1, i, shards, consistency),
                 )
             )
             self._pairs.append((self._channel(first), self._channel(second)))

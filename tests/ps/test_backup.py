@@ -1,6 +1,7 @@
 """A shard with a backup: what the one has the other has, and whoever of them dies, nothing is lost or doubled."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -13,8 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.model.spec import Spec
+from streamtrain.ps.bulk import Bulk
 from streamtrain.ps.client import Client
 from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
+from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.control import RemoteControl, Retry, patiently
 from streamtrain.ps.push import Push, Pushed, RowUpdate
 from streamtrain.ps.replication import State
@@ -65,8 +68,17 @@ def upto(most: int) -> Log:
     return {p: samples[:most] for p, samples in LOG.items()}
 
 
-def test_a_backup_has_what_its_primary_has_and_takes_over() -> None:
-    with Paired(2) as pairs:
+@pytest.mark.parametrize(
+    "consistency",
+    [
+        Async,
+        lambda shard: Bounded(shard, 1, SECONDS, time.monotonic),
+        lambda shard: Bulk(shard, 1, SECONDS, time.monotonic),
+    ],
+    ids=["async", "bounded", "bulk"],
+)
+def test_a_backup_has_what_its_primary_has_and_takes_over(consistency: Callable[[Shard], Consistency]) -> None:
+    with Paired(2, consistency=consistency) as pairs:
         worker = Worker(pairs.shards())
         worker.learn(7)
         primaries = [pairs.wait(i) for i in range(2)]
