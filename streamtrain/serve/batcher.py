@@ -3,7 +3,8 @@
 Whatever has come while the event loop was at its sockets, or while the last batch ran, is the next batch: nobody waits
 for others to come, and under load batches grow by themselves. A small batch runs on the event loop, as it takes less
 time than to hand it to a thread and back; a large one, or one that must wait for the origin, runs on a thread, so that
-health checks are still answered.
+health checks are still answered. A small request after one that was alone is predicted where it comes, without the
+queue and two turns of the loop. If it was not alone after all, the others go together, and so do those that follow.
 """
 
 import asyncio
@@ -50,6 +51,7 @@ class Batcher:
     waiting: int = field(default=0, init=False)
     _queue: deque[_Waiting] = field(default_factory=deque, init=False)
     _busy: bool = field(default=False, init=False)
+    _alone: bool = field(default=False, init=False)  # whether the last that were taken from the queue were one request
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "predict"), init=False)
 
     async def predict(self, predictor: Predictor, messages: Sequence[bytes]) -> Predicted:
@@ -62,6 +64,12 @@ class Batcher:
         if self.waiting and self.waiting + len(messages) > self.max_queue:
             raise Overloaded("instances", f"{self.waiting} instances wait to be predicted already")
         loop = asyncio.get_running_loop()
+        if self._alone and not self._busy and len(messages) <= self.on_loop:
+            self._busy = True  # whoever comes before the next turn of the loop waits for it
+            loop.call_soon(self._next, loop)
+            outcomes = _outcomes(predictor.predict_at_once, [messages])
+            if outcomes is not None:
+                return self._told(outcomes[0])
         one = _Waiting(predictor, messages, loop.create_future(), time.monotonic())
         self._queue.append(one)
         self.waiting += len(messages)
@@ -79,6 +87,7 @@ class Batcher:
         if not batch:
             self._busy = False
             return
+        self._alone = len(batch) == 1
         predictor, requests = batch[0].predictor, [one.messages for one in batch]
         if sum(map(len, requests)) <= self.on_loop:
             outcomes = _outcomes(predictor.predict_at_once, requests)
@@ -115,6 +124,13 @@ class Batcher:
         self._queue.extendleft(reversed(others))
         self.waiting -= size
         return batch
+
+    def _told(self, outcome: Outcome) -> Predicted:
+        """What one request gets."""
+        if isinstance(outcome, Exception):
+            raise outcome
+        self.observe(len(outcome.predictions))
+        return outcome
 
     def _settle(self, batch: list[_Waiting], outcomes: list[Outcome]) -> None:
         predicted = [len(one.predictions) for one in outcomes if isinstance(one, Predicted)]

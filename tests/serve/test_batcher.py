@@ -102,6 +102,39 @@ def test_a_bad_instance_fails_its_request_alone(batcher: Batcher, head: Predicto
     assert len(sizes) == 1
 
 
+def test_a_request_after_a_lone_one_is_answered_at_once(head: Predictor, sizes: list[int]) -> None:
+    batcher = Batcher(observe=sizes.append)
+
+    async def run() -> list[Predicted]:
+        await batcher.predict(head, messages("u1"))
+        await asyncio.sleep(0)  # as between two requests of a connection
+        with pytest.raises(StopIteration) as answered:
+            batcher.predict(head, messages("u2")).send(None)
+        others = (batcher.predict(head, messages("u1")) for _ in range(3))
+        together = await asyncio.gather(*others)
+        more = await asyncio.gather(*(batcher.predict(head, messages("u2")) for _ in range(2)))
+        return [answered.value.value, *together, *more]
+
+    assert [values(one) for one in asyncio.run(run())] == [[2002.0]] * 6
+    assert sizes == [1, 1, 1, 2, 2]  # the first of three may come alone, but none does after others have
+    batcher.close()
+
+
+def test_what_fails_at_once_fails_alone(head: Predictor, sizes: list[int]) -> None:
+    batcher = Batcher(observe=sizes.append)
+
+    async def run() -> Predicted:
+        await batcher.predict(head, messages("u1"))
+        await asyncio.sleep(0)
+        with pytest.raises(SampleError):
+            await batcher.predict(head, [b"{}"])
+        return await batcher.predict(head, messages("u1"))
+
+    assert values(asyncio.run(run())) == [2002.0]
+    assert sizes == [1, 1]
+    batcher.close()
+
+
 def test_too_many_are_refused(batcher: Batcher, head: Predictor) -> None:
     async def run() -> list[Any]:
         asked = [batcher.predict(head, messages(*["u1"] * 6)) for _ in range(4)]
