@@ -58,7 +58,7 @@ fmt: $(VENV)/ready ## format the Python code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/ready servers ## all benchmarks in turns, into one file and the documentation (45 minutes, 12 GB); PEERS=folder of peers' scripts
+bench: $(VENV)/ready servers ## all benchmarks in turns, into one file and the documentation (45 minutes, 12 GB); for peers see docs/performance.md
 	$(BIN)/python benchmarks/bench.py run $(BENCH)
 
 bench-scale: $(VENV)/ready servers ## by workers, shards and rows up to 100M, into the same file (40 minutes, 16 GB)

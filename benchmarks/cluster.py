@@ -196,6 +196,8 @@ def _collect(worker: "subprocess.Popen[str]", into: list[tuple[float, int]]) -> 
 
 def _rate(readings: list[tuple[float, int]], first: float, last: float) -> float:
     within = [one for one in readings if first <= one[0] <= last]
+    if len(within) < 2:
+        raise SystemExit("a worker told less than twice how far it is: run it for longer")
     return (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0])
 
 

@@ -233,6 +233,7 @@ def _line(size: Size, instances: int, rounds: list[dict[str, float]], mb: int, l
         "pull_to_take": round(ratio, 2),
         "memory_mb": mb,
         "bytes_in_replica": size.predictor.loaded.nbytes,
+        "bytes_per_row": round(size.predictor.loaded.nbytes / size.rows, 2),
         "load_seconds": round(loading, 2),
     }
 

@@ -159,6 +159,8 @@ def collect(worker: "subprocess.Popen[bytes]", into: list[Any]) -> None:
 def figures(readings: list[list[Any]], first: float, last: float) -> dict[str, Any]:
     """Samples per second, shares of stages, and memory at the beginning and the end."""
     windows = [[one for one in into if first <= one[0] <= last] for into in readings]
+    if any(len(window) < 2 for window in windows):
+        raise SystemExit("a worker told less than twice how far it is: run it for longer")
     rate = sum((w[-1][1] - w[0][1]) / (w[-1][0] - w[0][0]) for w in windows)
     names = windows[0][0][2]
     seconds = sum(w[-1][0] - w[0][0] for w in windows)

@@ -229,12 +229,18 @@ def made(tmp_path: Path) -> dict[str, Any]:
 def test_the_page_tells_medians_ratios_and_bars(tmp_path: Path) -> None:
     text = page.page(made(tmp_path))
     assert f"| W1 colocated / {PSS} | 4 | 4 to 4 | ≥ 3 | yes |" in text
-    assert re.search(r"\| W1 colocated / TorchRec \| not measured \|", text)
+    assert re.search(r"Not measured: W1 colocated / dense step only, 2 processes; W1 colocated / TorchRec; ", text)
     assert f"| {COLOCATED} | 800 | 400 to 1,200 | 2 | 4 | 2,000 |  |" in text
     assert text.index(f"| {COLOCATED} | 800") < text.index(f"| {PLAIN} | 400") < text.index(f"| {PSS} | 200")
     assert "x was left out: not installed" in text
     assert "rounds in turns: 3;" in text
     assert "Others used 30% of the machine meanwhile." in text
+
+
+def test_figures_stand_side_by_side_where_they_have_the_same_names() -> None:
+    side = page.figures({"1M rows": {"rows/s": 2000.0, "restore s": 1.5}, "50M rows": {"rows/s": 1000.0}})
+    assert side.splitlines()[2:] == ["| 1M rows | 2,000 | 1.50 |", "| 50M rows | 1,000 |  |"]
+    assert page.figures({"a": {"x": 1.0}, "b": {"y": 2.0}}).splitlines()[2:] == ["| a | x | 1 |", "| b | y | 2 |"]
 
 
 def test_only_what_is_between_the_marks_changes(tmp_path: Path) -> None:
@@ -281,6 +287,30 @@ def test_a_cluster_is_as_large_as_its_formulas_say() -> None:
     assert needed.wire == pytest.approx(1e9)
     with pytest.raises(ValueError, match="larger"):
         sizing.needed(MEASURED, replace(wanted, batch=200))
+
+
+def test_what_messages_cost_is_taken_from_more_shards() -> None:
+    def cluster(worker: float, shard: float) -> dict[str, float]:
+        return {"worker CPU µs/sample": worker, "shard CPU µs/sample": shard, "bytes/sample": 900.0}
+
+    medians = {
+        "workers": {"2 workers, 2 shards": cluster(10, 5)},
+        "shards": {"2 workers, 1 shard": cluster(9.5, 4.5), "2 workers, 4 shards": cluster(11, 6)},
+        "tables": {"50M rows": {"peak bytes/row": 70.0, "checkpoint s": 100.0, "restore rows/s": 4e5}},
+        "serving-rows": {"1M rows": {"512 by 16, requests/s": 400.0}},
+        "lookup-rows": {"1M rows": {"bytes/row": 90.0}, "50M rows": {"bytes/row": 80.0}},
+        "redis": {"1M rows": {"float16, bytes/row": 40.0, "float16, published rows/s": 3e5}},
+    }
+    of = sizing.measured(medians)
+    assert of is not None
+    # three shards more cost 3 µs a sample: one of them 1 µs, half of it on either side
+    assert (of.worker, of.shard) == pytest.approx((9e-6, 4e-6))
+    assert of.message == pytest.approx(1024e-6)
+    assert (of.written, of.replica, of.served) == (5e5, 80.0, 512 * 400)
+    text = sizing.markdown({"medians": medians}, page.table, page.number)
+    assert "| rows | `P / d` | 625 M |" in text
+    del medians["shards"]["2 workers, 4 shards"]
+    assert sizing.measured(medians) is None
 
 
 def test_sizing_says_what_was_not_measured() -> None:

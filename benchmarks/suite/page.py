@@ -43,13 +43,16 @@ def about(found: Mapping[str, Any]) -> str:
 
 def bars(found: Mapping[str, Any]) -> str:
     """The ratios, with what they have to reach."""
-    rows = []
+    rows, missing = [], []
     for one in found["ratios"]:
-        value = "not measured" if one["median"] is None else number(one["median"])
+        if one["median"] is None:
+            missing.append(one["what"])
+            continue
         met = {True: "yes", False: "**no**", None: ""}[one["met"]]
         spread = f"{number(min(one['runs']))} to {number(max(one['runs']))}" if len(one["runs"]) > 1 else ""
-        rows.append((one["what"], value, spread, one["bar"] or "", met))
-    return table(("ratio", "median", "of rounds", "bar", "met"), rows)
+        rows.append((one["what"], number(one["median"]), spread, one["bar"] or "", met))
+    text = table(("ratio", "median", "of rounds", "bar", "met"), rows)
+    return f"{text}\n\nNot measured: {'; '.join(missing)}." if missing else text
 
 
 def training(part: Mapping[str, Any], medians: Mapping[str, Mapping[str, float]]) -> str:
@@ -66,10 +69,11 @@ def training(part: Mapping[str, Any], medians: Mapping[str, Mapping[str, float]]
 
 
 def figures(medians: Mapping[str, Mapping[str, float]]) -> str:
-    """Any part: one row a figure where contestants have different ones, else one row a contestant."""
-    names = [tuple(one) for one in medians.values()]
-    if len(names) > 1 and len(set(names)) == 1:
-        return table(("", *names[0]), ((who, *map(number, one.values())) for who, one in medians.items()))
+    """Any part: one row a contestant where they have figures of the same names, else one row a figure."""
+    names = list(dict.fromkeys(name for one in medians.values() for name in one))
+    if len(medians) > 1 and all(names[0] in one for one in medians.values()):
+        cells = ([number(one[name]) if name in one else "" for name in names] for one in medians.values())
+        return table(("", *names), ((who, *row) for who, row in zip(medians, cells, strict=True)))
     rows = [(who, name, number(value)) for who, one in medians.items() for name, value in one.items()]
     return table(("what", "figure", "median"), rows)
 

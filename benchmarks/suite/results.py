@@ -5,7 +5,6 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -137,7 +136,6 @@ class Results:
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "commit": commit(),
             "versions": versions(),
-            "arguments": sys.argv[1:],
             "medians": medians(self.found),
             "ratios": [ratio.judge(measured(self.found)) for ratio in self._ratios],
         }

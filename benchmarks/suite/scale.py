@@ -73,7 +73,7 @@ def _serving(scope: Scope, rows: str) -> Contestant:
 
 def _lookup(scope: Scope, rows: str) -> Contestant:
     command = python("lookup.py", "--rows", ROWS[rows], "--rounds", scope.rounds)
-    figures = lookup_figures(1) | lookup_figures(512) | {"memory MB": ("results", 0, "memory_mb")}
+    figures = lookup_figures(1) | lookup_figures(512) | {"bytes/row": ("results", 0, "bytes_per_row")}
     return Contestant(rows, command, figures | {"load s": ("results", 0, "load_seconds")}, timeout=1200)
 
 

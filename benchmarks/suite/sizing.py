@@ -46,8 +46,8 @@ class Measured:
     """What was measured; units are in the names of figures.
 
     Attributes:
-        worker: CPU seconds of a worker for a sample.
-        shard: CPU seconds of all shards for a sample, without what each message costs.
+        worker: CPU seconds of a worker for a sample, without what messages cost.
+        shard: CPU seconds of all shards for a sample, without what messages cost.
         message: CPU seconds of both sides for one more message to a shard and back.
         wire: bytes that cross the wire for a sample.
         row: bytes of memory for a row, at most.
@@ -79,19 +79,19 @@ def measured(medians: Mapping[str, Any]) -> Measured | None:
         one, most = shards["2 workers, 1 shard"], shards["2 workers, 4 shards"]
         more = (_cpu(most) - _cpu(one)) / 3
         large = medians["tables"]["50M rows"]
-        served, small = medians["serving-rows"], medians["serving-rows"]["1M rows"]
+        replicas, redis = medians["lookup-rows"], medians["redis"]["1M rows"]
         return Measured(
-            worker=two["worker CPU µs/sample"] / 1e6,
-            shard=max(two["shard CPU µs/sample"] - 2 * more, 0.0) / 1e6,
+            worker=max(two["worker CPU µs/sample"] - more, 0.0) / 1e6,  # two shards' messages, half of each here
+            shard=max(two["shard CPU µs/sample"] - more, 0.0) / 1e6,
             message=max(more, 0.0) * BATCH / 1e6,
             wire=two["bytes/sample"],
             row=large["peak bytes/row"],
             written=50e6 / large["checkpoint s"],
             restored=large["restore rows/s"],
-            served=512 * small["512 by 16, requests/s"],
-            redis=medians["redis"]["1M rows"]["float16, bytes/row"],
-            published=medians["redis"]["1M rows"]["float16, published rows/s"],
-            replica=(served["50M rows"]["memory MB"] - small["memory MB"]) * 2**20 / 49e6,
+            served=512 * medians["serving-rows"]["1M rows"]["512 by 16, requests/s"],
+            replica=(replicas.get("50M rows") or replicas["1M rows"])["bytes/row"],
+            redis=redis["float16, bytes/row"],
+            published=redis["float16, published rows/s"],
         )
     except KeyError:
         return None
@@ -178,8 +178,8 @@ def needed(of: Measured, wanted: Wanted) -> Needed:
 
 
 INPUTS = {
-    "worker": ("*w*: CPU of a worker, µs/sample", 1e6),
-    "shard": ("*s*: CPU of shards, µs/sample", 1e6),
+    "worker": ("*w*: CPU of a worker, µs/sample, messages apart", 1e6),
+    "shard": ("*s*: CPU of shards, µs/sample, messages apart", 1e6),
     "message": ("*m*: CPU of a message and its answer, µs", 1e6),
     "wire": ("*b*: bytes/sample between workers and shards", 1),
     "row": ("*r*: bytes/row in a shard, at most", 1),
