@@ -107,6 +107,18 @@ def test_a_broker_is_there_only_while_it_is_needed(tmp_path: Path) -> None:
     assert found.found["medians"]["p"]["k"] == {"samples/s": len("here:1")}
 
 
+def test_without_a_broker_those_go_on_that_need_none(tmp_path: Path) -> None:
+    def none(workload: str) -> Any:
+        raise OSError("no Java")
+
+    reads = Contestant("k", (sys.executable, "{broker}"), {"samples/s": ("rate",)})
+    found = Results(tmp_path / "r.json", ())
+    turns = Turns(found, 1, lambda line: None, none)
+    turns.part(Part("p", "P", [reads, saying("a", "print('{\"rate\": 1}')")], topic="w1"))
+    assert "no Java" in found.part("p")["failed"]["k"]
+    assert "a" in found.found["medians"]["p"]
+
+
 @pytest.mark.parametrize(("code", "said"), [("print('hello')", "no JSON"), ("import time; time.sleep(600)", "1 s")])
 def test_a_command_that_says_nothing_or_hangs_has_failed(code: str, said: str) -> None:
     with pytest.raises(Failed, match=said):

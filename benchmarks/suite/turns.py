@@ -3,11 +3,12 @@
 import resource
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from processes import cpu_seconds, machine_seconds
 
+from streamtrain.errors import StreamtrainError
 from suite.page import BUSY
 from suite.parts import Contestant, Figure, Part
 from suite.results import Results
@@ -84,13 +85,20 @@ class Turns:
             self._say(f"{part.name}: done")
             self._results.save()
             return
-        needs_broker = part.topic and any("{broker}" in one.command for _, one in left)
-        context = self._broker(part.topic) if needs_broker else nullcontext()
         failed: set[str] = set()
-        with context as broker:
+        with ExitStack() as stack:
+            broker = None
             for turn, one in left:
-                if one.name not in failed and not self._one(part, one, turn, broker):
+                if one.name in failed:
+                    continue
+                try:
+                    if broker is None and any("{broker}" in word for word in one.command):
+                        broker = stack.enter_context(self._broker(part.topic))
+                    self._one(part, one, turn, broker)
+                except (Failed, StreamtrainError, OSError) as exc:
                     failed.add(one.name)
+                    self._results.fail(part.name, one.name, f"{type(exc).__name__}: {exc}")
+                    self._say(f"{part.name}: {one.name} FAILED: {exc}")
 
     def _left(self, part: Part, there: Sequence[Contestant]) -> list[tuple[int, Contestant]]:
         """Runs that are missing, in the order of turns: there and back, so that no one is always first."""
@@ -98,21 +106,15 @@ class Turns:
         order = [(turn, one) for turn in turns for one in (there if turn % 2 == 0 else reversed(there))]
         return [(turn, one) for turn, one in order if not self._results.has(part.name, one.name, turn)]
 
-    def _one(self, part: Part, one: Contestant, turn: int, broker: Any) -> bool:
-        where = part.name if part.once else f"{part.name} {turn + 1}/{self._rounds}"
+    def _one(self, part: Part, one: Contestant, turn: int, broker: Any) -> None:
+        """One run, kept and told."""
         command = [word.replace("{broker}", broker.servers if broker else "") for word in one.command]
         began, others = time.monotonic(), Others()
-        try:
-            printed = run(command, one.timeout)
-            figures = {name: figure_of(printed, place) for name, place in one.figures.items()}
-        except Failed as exc:
-            self._results.fail(part.name, one.name, str(exc))
-            self._say(f"{where}: {one.name} FAILED: {exc}")
-            return False
-        seconds = time.monotonic() - began
-        share = others.share()
+        printed = run(command, one.timeout)
+        figures = {name: figure_of(printed, place) for name, place in one.figures.items()}
+        seconds, share = time.monotonic() - began, others.share()
         self._results.add(part.name, one.name, turn, figures, seconds=seconds, others=share)
+        where = part.name if part.once else f"{part.name} {turn + 1}/{self._rounds}"
         name, values = next(iter(figures.items()))
         took = f"{seconds:.0f} s" + (f", others used {share:.0%} of the machine" if share > BUSY else "")
         self._say(f"{where}: {one.name}: {sum(values) / len(values):,.4g} {name} ({took})")
-        return True
