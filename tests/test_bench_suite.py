@@ -319,8 +319,10 @@ def test_what_messages_cost_is_taken_from_more_shards() -> None:
     assert (of.worker, of.shard) == pytest.approx((9e-6, 4e-6))
     assert of.message == pytest.approx(1024e-6)
     assert (of.written, of.replica, of.served) == (5e5, 80.0, 512 * 400)
-    text = sizing.markdown({"medians": medians}, page.table, page.number)
+    found: dict[str, Any] = {"medians": medians, "parts": {"tables": {"others": [0.4]}, "redis": {}}}
+    text = sizing.markdown(found, page.table, page.number)
     assert "| rows | `P / d` | 625 M |" in text
+    assert "others used 40% of the machine" in text
     del medians["shards"]["2 workers, 4 shards"]
     assert sizing.measured(medians) is None
 

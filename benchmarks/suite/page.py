@@ -8,9 +8,9 @@ from typing import Any
 
 from suite import plot, sizing
 from suite.parts import ONE, PLAIN, PSS
+from suite.sizing import BUSY
 
 TRAINING = ("w1", "w2-64", "w2-1024")
-BUSY = 0.05  # share of the machine that others may use before it is told
 BEGIN, END = "<!-- bench: {} -->", "<!-- bench: end -->"
 
 

@@ -1,10 +1,13 @@
 """What a cluster needs, computed from measured figures: the tables of docs/sizing.md."""
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+PARTS = ("workers", "shards", "tables", "serving-rows", "lookup-rows", "redis")  # that the figures are of
+BUSY = 0.05  # share of the machine that others may use before it is told
 BATCH = 1024  # of the workers that were measured
 Table = Callable[[Sequence[str], Iterable[Sequence[object]]], str]
 
@@ -221,4 +224,11 @@ def markdown(found: Mapping[str, Any], table: Table, number: Callable[[float], s
     for one in fields(result):
         name, formula, scale, unit = OUTPUTS[one.name]
         outputs.append((name, f"`{formula}`", f"{number(getattr(result, one.name) / scale)} {unit}".strip()))
-    return "\n\n".join([table(("measured", ""), inputs), table(("needed", "formula", "example"), outputs)])
+    tables = [table(("measured", ""), inputs), table(("needed", "formula", "example"), outputs)]
+    others = max(
+        (statistics.median(found["parts"].get(part, {}).get("others") or [0.0]) for part in PARTS), default=0.0
+    )
+    if others > BUSY:
+        told = f"While this was measured others used {others:.0%} of the machine"
+        tables.insert(0, f"{told}: memory and bytes are right, times are not.")
+    return "\n\n".join(tables)

@@ -9,10 +9,10 @@ from typing import Any
 from processes import cpu_seconds, machine_seconds
 
 from streamtrain.errors import StreamtrainError
-from suite.page import BUSY
 from suite.parts import Contestant, Figure, Part
 from suite.results import Results
 from suite.running import Failed, children, run
+from suite.sizing import BUSY
 
 MESSAGES = 2_500_000  # of a topic: more than is learned in one run of seconds
 
