@@ -35,7 +35,7 @@ class Endpoint:
 
     Args:
         url: such as http://127.0.0.1:8501.
-        token: the admin token, if there is one.
+        token: the admin token, or the read token; None: it needs none.
         timeout: seconds for an answer.
 
     Attributes:
@@ -59,9 +59,7 @@ class Endpoint:
 
     def checksums(self, model: str) -> list[dict[str, Any]]:
         """What is held by the process that answers: `loaded` of docs/http.md."""
-        found: list[dict[str, Any]] = self._field(
-            self._ask(f"/v1/models/{_quoted(model)}/checksums", authorization=f"Bearer {self._token}"), "loaded"
-        )
+        found: list[dict[str, Any]] = self._field(self._ask(f"/v1/models/{_quoted(model)}/checksums"), "loaded")
         return found
 
     def predict(self, model: str, instances: list[bytes], **headers: str) -> tuple[list[Any], Mapping[str, str]]:
@@ -79,6 +77,8 @@ class Endpoint:
 
     def _ask(self, path: str, body: bytes | None = None, **headers: str) -> Answer:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if self._token is not None:
+            named["authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(self.url + path, body, named)
         try:
             with self._opener.open(request, timeout=self._timeout) as answer:

@@ -51,7 +51,7 @@ def verify(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
 
     if checkpoint is not None and samples is None:
         raise ConfigError("--checkpoint is what samples are predicted by: give --samples FILE")
-    token = settings.serve.admin_token
+    token = settings.serve.admin_token or settings.serve.read_token
     endpoint = Endpoint(url, token.get_secret_value() if token else None)
     seconds = parse_duration(timeout, "--timeout")
     found = {

@@ -116,7 +116,11 @@ def test_health_is_checked_of_what_stays(name: str) -> None:
 def test_containers_may_do_little(name: str) -> None:
     service = COMPOSED.services[name]
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
-    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+@each_service
+def test_nobody_gains_privileges(name: str) -> None:
+    assert COMPOSED.services[name]["security_opt"] == ["no-new-privileges:true"]
 
 
 def test_what_is_named_of_the_file_is_in_it() -> None:

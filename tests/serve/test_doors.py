@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from streamtrain.cluster.verify_endpoint import Endpoint, EndpointError
 from streamtrain.errors import ConfigError
 from streamtrain.logs import set_up_logs
 from streamtrain.serve.answers import Refused
@@ -101,6 +102,15 @@ def test_the_read_token_may_not_control(locked: httpx.Client, method: str, path:
     for headers in ({}, bearer(READ), bearer(ADMIN + "x")):
         assert locked.request(method, path, headers=headers, json={"version": "head"}).status_code == 401
     assert locked.request(method, path, headers=bearer(ADMIN), json={"version": "head"}).status_code in (200, 404)
+
+
+@pytest.mark.parametrize("token", [READ, ADMIN])
+def test_verify_asks_with_the_token_that_it_has(locked: httpx.Client, token: str) -> None:
+    endpoint = Endpoint(str(locked.base_url), token)
+    predictions, headers = endpoint.predict(endpoint.model(), [b'{"user": "u1"}'])
+    assert (predictions, headers["x-publication"]) == ([[1001.0]], "1")
+    with pytest.raises(EndpointError, match="needs the read token"):
+        Endpoint(str(locked.base_url)).predict("model", [b'{"user": "u1"}'])
 
 
 @pytest.mark.parametrize("path", ["/console/../v1/models/model", "/console/%2e%2e/metrics", "/./metrics"])
