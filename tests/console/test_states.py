@@ -45,6 +45,19 @@ def test_a_wrong_token_may_nothing(browser: Browser) -> None:
         assert kept(page) == [{}, {}, {}]
 
 
+def test_a_server_that_tells_nothing_without_a_token(browser: Browser) -> None:
+    app = make_app(registry_of(MODEL, origin_of(MODEL)), admin_token=TOKEN, read_token="may-read")
+    with running(app) as url, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(url)
+        expect(page.get_by_text("answers nobody without a token")).to_be_visible()
+        use(page, "may-read")
+        expect(page.get_by_text("answers nobody without a token")).to_be_hidden()
+        expect(page.get_by_text("This token may read, but not promote")).to_be_visible()
+        use(page, TOKEN)
+        expect(page.get_by_text("The token is accepted")).to_be_visible()
+
+
 def test_promote_and_roll_back_by_the_keyboard(browser: Browser) -> None:
     with showing() as shown, looking(browser, shown.url) as (page, said, _):
         page.get_by_label("Admin token").focus()
