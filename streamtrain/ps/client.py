@@ -13,6 +13,7 @@ from streamtrain.ps.push import Floats, Push, Pushed, PushStats, RowUpdate
 from streamtrain.ps.session import Pending, Pulls, Session
 
 _GRADIENT_LIMIT = 2.0**56  # as in the core's optimizer.h
+_LAST_SECOND = 2**32 - 1  # that shards can tell, as of the epoch
 
 
 @dataclass
@@ -148,13 +149,15 @@ class Client(Puller):
             dense_gradient: float32 [P].
             statistics_change: float32 [S].
             spans: the offsets that the batch covers.
-            watermark: latest event time, in seconds.
+            watermark: latest event time, in seconds; beyond the year 2105 it is taken for the last that shards know, as
+                the times of rows are.
             watermarks: that of each span's partition up to its end; the shards keep them with their clocks.
         """
         if len(self._sessions) > 1:
             dense_gradient, statistics_change = _whole_or_none(dense_gradient), _whole_or_none(statistics_change)
         by_table = self._by_table(plan, gradients)
         columns = [(plan.keys(t), by_table[t], plan.counts(t), plan.times(t)) for t in range(len(self._dims))]
+        watermark = min(watermark, _LAST_SECOND)
         pending = []
         for s, (session, parts) in enumerate(zip(self._sessions, self._parts(plan), strict=True)):
             updates = [
@@ -170,7 +173,7 @@ class Client(Puller):
         none = np.empty(0, np.float32)
         keys, words = np.empty(0, np.uint64), np.empty(0, np.uint32)
         updates = [RowUpdate(keys, np.empty((0, dim), np.float32), words, words) for dim in self._dims]
-        push = Push(spans, 0, updates, none, none, watermark, watermarks)
+        push = Push(spans, 0, updates, none, none, min(watermark, _LAST_SECOND), watermarks)
         return Pushing([session.push(push) for session in self._sessions])
 
     @property
