@@ -22,16 +22,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tests.chaos.faults import Fault, Site, possible
+from tests.chaos.faults import CLOCK, Fault, Site, possible
 from tests.chaos.network import container
 from tests.chaos.report import Injected, Report
 from tests.chaos.samples import Counted, Flights, Samples
 from tests.chaos.service import PARTITIONS, ended
 from tests.chaos.whole import Whole
 
+MODELS = ["counting", "flights"]
 _PAUSE = threading.Event()
 
 
@@ -39,9 +40,11 @@ def run(args: argparse.Namespace, folder: Path) -> Report:
     """One run; raises SystemExit if services are not well again in time."""
     chosen = random.Random(args.seed)
     most = int(2 * args.rate * (60 * args.minutes + 600))
-    samples: list[Samples] = [Counted(PARTITIONS, most), *([Flights()] if args.real else [])]
+    made: dict[str, Callable[[], Samples]] = {"counting": lambda: Counted(PARTITIONS, most), "flights": Flights}
+    samples = [made[name]() for name in args.models]
     began = time.monotonic()
-    whole = Whole(folder, samples, rate=args.rate, every=args.every, contained=args.contained)
+    clocks = not args.kinds or CLOCK in args.kinds
+    whole = Whole(folder, samples, rate=args.rate, every=args.every, contained=args.contained, clocks=clocks)
     try:
         with whole:
             loads = [one.load for one in whole.running]
@@ -65,6 +68,8 @@ def run(args: argparse.Namespace, folder: Path) -> Report:
 def deck(faults: dict[str, Fault], kinds: Sequence[str], chosen: random.Random) -> Iterator[tuple[str, Fault]]:
     """Faults in random order, each kind as often as others."""
     named = [kind for kind in faults if not kinds or kind in kinds]
+    if not named:
+        raise SystemExit(f"none of these faults is possible here; there are {', '.join(faults)}")
     while True:
         chosen.shuffle(named)
         for kind in named:
@@ -94,7 +99,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--longest", type=float, default=12.0, help="seconds that a fault lasts at most")
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds to be well again after a fault")
     parser.add_argument("--report", type=Path, help="file for the report as JSON")
-    parser.add_argument("--no-real", dest="real", action="store_false", help="only the service that counts")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="one service learns each")
     parser.add_argument("--folder", type=Path, help="for data and logs, which stay; a temporary one")
     parser.add_argument("--contained", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(given)

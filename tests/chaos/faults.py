@@ -15,7 +15,9 @@ from tests.chaos.servers import Servers
 from tests.chaos.service import COORDINATOR, PS, SERVE, SHARDS, WORKER, WORKERS, Service, faketime, until
 from tests.chaos.wire import Trouble
 
+CLOCK = "clock jump"
 _PAUSE = threading.Event()
+_STOPPED = 2.5  # times as long as others: longer than any lease and session
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def stopped(kind: str) -> Fault:
     @contextmanager
     def stop(site: Site) -> Iterator[str]:
         service, name = site.process(kind)
-        pid, seconds = _pid_of(service, name), site.seconds()
+        pid, seconds = _pid_of(service, name), _STOPPED * site.seconds()
         os.kill(pid, signal.SIGSTOP)
         _PAUSE.wait(seconds)
         os.kill(pid, signal.SIGCONT)
@@ -165,7 +167,8 @@ def slow(site: Site) -> Iterator[str]:
 @contextmanager
 def clock_wrong(site: Site) -> Iterator[str]:
     """The clock of one process jumps, and jumps back."""
-    service, name = site.any()
+    service = site.services[0]
+    name = site.random.choice(service.clocked)
     by, seconds = site.random.choice([-86400, -60, 60, 3600, 86400]), site.seconds()
     service.set_clock(name, by)
     _PAUSE.wait(seconds)
@@ -217,7 +220,7 @@ def possible(site: Site) -> tuple[dict[str, Fault], dict[str, str]]:
     else:
         missing |= dict.fromkeys(["network cut", "network slow"], "there are no network namespaces here")
     if faketime() is None:
-        missing["clock jump"] = "libfaketime is not installed"
+        missing[CLOCK] = "libfaketime is not installed"
     else:
-        found["clock jump"] = clock_wrong
+        found[CLOCK] = clock_wrong
     return found, missing
