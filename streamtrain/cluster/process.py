@@ -93,7 +93,6 @@ class PsProcess:
         if index == 0 and settings.coordinator.address is None:
             controls = self._controls(addresses, settings, security)
             self.lead = Lead(controls, settings, self.node.count, self._redis)
-            self.node.leader = self.lead.leading
         self.metrics = self._serve_metrics(settings.ps.metrics) if settings.ps.metrics else None
 
     def _serve_metrics(self, address: str) -> Endpoint:
@@ -135,7 +134,12 @@ class PsProcess:
         """Restores what there is, and begins to serve. Metrics are served before, as restoring may take long."""
         if self._pairing:
             self.server.start()  # first, as the other place may ask at the same time
-            if self._pairing.begin(is_first=self._is_first):
+            try:
+                is_primary = self._pairing.begin(is_first=self._is_first)
+            except BaseException:
+                self.stop()
+                raise
+            if is_primary:
                 self._begin_to_lead()
         else:
             self.node.restore()
@@ -146,6 +150,7 @@ class PsProcess:
     def _begin_to_lead(self) -> None:
         if self.lead and not self._leads:
             self._leads = True
+            self.node.leader = self.lead.leading
             self.lead.start()
 
     def stop(self) -> None:

@@ -96,7 +96,10 @@ class Follower:
                     if self._stream is not context:
                         raise ShardUnavailable(f"shard {self._node.index} does not follow this stream any more")
                     self._heard = time.monotonic()
-                    self._apply(record, bulk)
+                    try:
+                        self._apply(record, bulk)
+                    except ValueError as exc:
+                        raise ShardRefused(f"a record of the primary is damaged: {exc}") from exc
                 yield pb.Recorded(number=record.number).SerializeToString()
         finally:
             with self._lock:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamtrain.errors import ShardRefused
+from streamtrain.errors import ShardRefused, ShardUnavailable
 
 if TYPE_CHECKING:
     from streamtrain.ps.node import Node
@@ -52,7 +52,10 @@ def leader_of(node: "Node") -> Leader:
 
     Raises:
         ShardRefused: it is none.
+        ShardUnavailable: it is the backup of shard 0.
     """
+    if node.follows:
+        raise ShardUnavailable(f"this is the backup of shard {node.index}; ask the other of the two")
     if node.leader is None:
         raise ShardRefused(f"shard {node.index} does not lead the others; ask shard 0", "mismatch")
     return node.leader

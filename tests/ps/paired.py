@@ -1,30 +1,74 @@
 """A shard with its backup behind real gRPC servers on loopback, in the test's process, for tests."""
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from streamtrain.errors import ShardUnavailable
+from streamtrain.ps.client import Client
+from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
 from streamtrain.ps.consistency import Async, Consistency
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
 from streamtrain.ps.copying import Line
 from streamtrain.ps.node import Node
 from streamtrain.ps.pairing import Pairing
+from streamtrain.ps.push import Pushed
 from streamtrain.ps.replication import Backup, State
 from streamtrain.ps.route import Pair
 from streamtrain.ps.server import Server
 from streamtrain.ps.shard import Shard
 from streamtrain.ps.shards import Beginning, Shards
 from tests.cluster.ports import free_ports
+from tests.ps.counting import Log
 from tests.ps.raw import until
-from tests.ps.served import COUNTING
+from tests.ps.served import COUNTING, push
 
 SECONDS = 60.0
 PATIENCE = 30.0  # so long that a slow machine is never taken for a backup that is away
+
+
+T = TypeVar("T")
+LOG: Log = {0: [[1, 2], [2], [3], [1]] * 10, 1: [[1], [4], [4], [2, 5]] * 10}
+ENDS = {p: len(samples) for p, samples in LOG.items()}
+RETRY = Retry(timeout=5.0, first_backoff=0.01, last_backoff=0.1, give_up=SECONDS)
+
+
+def answered(ask: Callable[[], T]) -> T:
+    return patiently(ask, RETRY, threading.Event())
+
+
+class Worker:
+    """Learns the log, one batch at a time, and goes back when it must."""
+
+    def __init__(self, shards: Shards, name: str = "worker") -> None:
+        self.shards = shards
+        self.client: Client = shards.client(name, answered(shards.agree), retry=RETRY)
+        self.client.join()
+        self.rewinds = -1
+        self.rewind()
+
+    def rewind(self) -> None:
+        self.rewinds += 1
+        self.cursor = Cursor()
+        self.cursor.rewind(LOG, answered(self.shards.clocks))
+
+    def learn(self, most: int, batch: int = 2) -> None:
+        """All partitions, up to an offset."""
+        while spans := self.cursor.next(Ends(dict.fromkeys(LOG, most)), batch):
+            if any(one.outcome is Outcome.REJECTED for one in self.push(spans)):
+                self.rewind()
+
+    def push(self, spans: list[Span]) -> list[Pushed]:
+        return push(self.client, LOG, spans).wait()
+
+
+def upto(most: int) -> Log:
+    return {p: samples[:most] for p, samples in LOG.items()}
 
 
 class Place:
@@ -43,6 +87,7 @@ class Place:
     ) -> None:
         self._addresses, self._at = addresses, at
         self._node = index, shards, consistency
+        self.channel: Any = None
         self._channel: Any = None
         self.retired: list[str] = []
         self.node: Node | None = None
@@ -61,7 +106,7 @@ class Place:
         self.node = node = Node(*self._node)
         self.retired = []
         other = self._addresses[1 - self._at]
-        self._own = grpc.insecure_channel(self._addresses[self._at], options=CHANNEL_OPTIONS)
+        self.channel = grpc.insecure_channel(self._addresses[self._at], options=CHANNEL_OPTIONS)
         self._channel = grpc.insecure_channel(other, options=CHANNEL_OPTIONS)
         backup = Backup(self._channel, other)
         self._pairing = Pairing(node, backup, PATIENCE, pause=0.05, retired=self.retired.append)
@@ -78,11 +123,11 @@ class Place:
         self._pairing.end()  # first, so that nothing is acknowledged any more
         self._server.stop(0)
         self._channel.close()
-        self._own.close()
+        self.channel.close()
 
     def control(self) -> RemoteControl:
         """Of the node, whatever it is."""
-        return RemoteControl(self._own, self._addresses[self._at])
+        return RemoteControl(self.channel, self._addresses[self._at])
 
     def take_over(self) -> None:
         """As if its primary had been silent for long."""

@@ -4,68 +4,30 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+import streamtrain.ps.ps_pb2 as pb
 
 from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.model.spec import Spec
+from streamtrain.ps import wire
 from streamtrain.ps.bulk import Bulk
-from streamtrain.ps.client import Client
-from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
+from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
-from streamtrain.ps.control import RemoteControl, Retry, patiently
-from streamtrain.ps.push import Push, Pushed, RowUpdate
+from streamtrain.ps.control import RemoteControl
+from streamtrain.ps.copying import Line, copy_of, push_record, rows_of
+from streamtrain.ps.push import Push, RowUpdate
 from streamtrain.ps.replication import State
 from streamtrain.ps.shard import Initial, Run, Shard
-from streamtrain.ps.shards import Beginning, Shards
+from streamtrain.ps.shards import Beginning
 from tests.cluster.saved import contents, dense
-from tests.ps.counting import SPEC, Log, assert_exact, new_shard, pushes
-from tests.ps.paired import SECONDS, Paired, Place
-from tests.ps.raw import until
-from tests.ps.served import push, served
-
-T = TypeVar("T")
-LOG: Log = {0: [[1, 2], [2], [3], [1]] * 10, 1: [[1], [4], [4], [2, 5]] * 10}
-ENDS = {p: len(samples) for p, samples in LOG.items()}
-RETRY = Retry(timeout=5.0, first_backoff=0.01, last_backoff=0.1, give_up=SECONDS)
-
-
-def answered(ask: Callable[[], T]) -> T:
-    return patiently(ask, RETRY, threading.Event())
-
-
-class Worker:
-    """Learns the log, one batch at a time, and goes back when it must."""
-
-    def __init__(self, shards: Shards, name: str = "worker") -> None:
-        self.shards = shards
-        self.client: Client = shards.client(name, answered(shards.agree), retry=RETRY)
-        self.client.join()
-        self.rewinds = -1
-        self.rewind()
-
-    def rewind(self) -> None:
-        self.rewinds += 1
-        self.cursor = Cursor()
-        self.cursor.rewind(LOG, answered(self.shards.clocks))
-
-    def learn(self, most: int, batch: int = 2) -> None:
-        """All partitions, up to an offset."""
-        while spans := self.cursor.next(Ends(dict.fromkeys(LOG, most)), batch):
-            if any(one.outcome is Outcome.REJECTED for one in self.push(spans)):
-                self.rewind()
-
-    def push(self, spans: list[Span]) -> list[Pushed]:
-        return push(self.client, LOG, spans).wait()
-
-
-def upto(most: int) -> Log:
-    return {p: samples[:most] for p, samples in LOG.items()}
+from tests.ps.counting import SPEC, assert_exact, new_shard, pushes
+from tests.ps.paired import LOG, SECONDS, Paired, Worker, answered, upto
+from tests.ps.raw import Raw, until
+from tests.ps.served import served
 
 
 @pytest.mark.parametrize(
@@ -183,138 +145,28 @@ def test_a_backup_serves_nothing_and_does_not_take_over_from_a_primary_that_is_t
         worker.client.close()
 
 
-def test_a_primary_that_comes_back_from_a_pause_acknowledges_nothing() -> None:
-    with Paired(1) as pairs:
-        worker = Worker(pairs.shards())
-        worker.learn(3)
-        primary = pairs.wait()
-        node, backup = primary.node, pairs.other(primary)
-        assert node is not None
-        shard = node.shard
-        backup.take_over()
-        for _ in range(2):  # also when it has applied it
-            with pytest.raises(ShardUnavailable):
-                shard.push(pushes(LOG, [Span(0, 3, 4)], 1)[0])
-        until(lambda: primary.retired, SECONDS)
-        with pytest.raises(ShardUnavailable, match="has taken over"):
-            primary.control().inspect("ids", 1)
-        worker.learn(9)
-        assert worker.rewinds == 0
-        assert backup.node is not None
-        assert_exact([backup.node.shard], upto(9))
-        worker.client.close()
-
-
-def test_of_two_primaries_the_later_beginning_wins() -> None:
-    """One came back from a checkpoint, as it could not reach the other."""
-    with Paired(1) as pairs:
-        worker = Worker(pairs.shards())
-        worker.learn(3)
-        first = pairs.wait()
-        second = pairs.other(first)
-        assert first.node is not None
-        begun = first.node.shard.run
-        first.kill()
-        worker.learn(6)
-        restored = new_shard(0, 1)
-        restored.run = begun
-        first.start_alone(restored)
-        until(lambda: second.retired, SECONDS)
-        second.kill()
-        worker.learn(9)
-        assert worker.rewinds == 1
-        assert first.node is not None
-        assert_exact([first.node.shard], upto(9))
-        second.start()
-        assert pairs.wait() is first
-        worker.client.close()
-
-
-class Pair(RuleBasedStateMachine):
-    """A shard and its backup, killed, started, cut off from each other and taken for dead at random."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.pairs = Paired(1)
-        self.pairs.__enter__()
-        self.worker = Worker(self.pairs.shards())
-        self.places = self.pairs.places[0]
-        self.learned = 0
-
-    @rule(samples=st.integers(1, 4), batch=st.integers(1, 3))
-    def learn(self, samples: int, batch: int) -> None:
-        self.learned = min(self.learned + samples, len(LOG[0]))
-        self.worker.learn(self.learned, batch)
-
-    @rule()
-    def kill_the_primary(self) -> None:
-        self.alive()
-        self.pairs.wait().kill()
-
-    @rule()
-    def kill_the_backup(self) -> None:
-        """Whether or not it is in step."""
-        if primary := self.primary():
-            self.pairs.other(primary).kill()
-
-    @rule()
-    def start_what_is_dead(self) -> None:
-        self.alive()
-
-    @rule()
-    def cut(self) -> None:
-        """The stream between them breaks."""
-        primary = self.primary()
-        if primary and primary.node and primary.node.replication:
-            call = primary.node.replication._call
-            if call is not None:
-                call.cancel()
-
-    @rule(more=st.booleans())
-    def pause_the_primary(self, more: bool) -> None:
-        """For so long that its backup takes over; then it goes on, with a push that had reached it before."""
-        self.alive()
-        primary = self.pairs.wait()
-        node, other = primary.node, self.pairs.other(primary)
-        assert node is not None
-        shard = node.shard
-        other.take_over()
-        if more and self.learned < len(LOG[0]):
-            late = pushes(LOG, [Span(0, shard.clock().get(0, 0), len(LOG[0]))], 1)[0]
-            with pytest.raises(ShardUnavailable):
-                shard.push(late)
-        until(lambda: primary.retired, SECONDS)
-        primary.kill()
-
-    def primary(self) -> Place | None:
-        return next((place for place in self.places if place.state is not None), None)
-
-    def alive(self) -> None:
-        for place in self.places:
-            if place.node is None:
-                place.start()
-
-    def teardown(self) -> None:
-        if not hasattr(self, "pairs"):
-            return
-        try:
-            self.alive()
-            self.worker.learn(len(LOG[0]))
-            shards = []
-            for _ in range(2):
-                primary = self.pairs.wait()
-                assert primary.node is not None
-                shards.append(primary.node.shard)
-                primary.kill()
-                answered(self.worker.shards.clocks)
-                primary.start()
-            assert_exact(shards[:1], LOG)
-            assert_exact(shards[1:], LOG)
-            assert self.worker.rewinds == 0
-            self.worker.client.close()
-        finally:
-            self.pairs.__exit__(None, None, None)
-
-
-TestPair = Pair.TestCase
-TestPair.settings = settings(max_examples=6, stateful_step_count=12)
+def test_damaged_records_are_refused() -> None:
+    copied = copy_of(new_shard(0, 1), Line(1, 1))
+    other = copy_of(new_shard(1, 2), Line(1, 1))
+    rows = rows_of(0, new_shard(0, 1).tables[0].scan(0, 10)[1])
+    no_table = wire.frame(pb.Record(rows=pb.CopiedRows(table=7, rows=0)), [])
+    late = push_record(1, pushes(LOG, [Span(0, 3, 4)], 1)[0])
+    copy, bulk = wire.unframe(pb.Record, copied)
+    copy.copy.admission.append(3)
+    for records, why in (
+        ([b"\xff"], "are no Record"),
+        ([rows], "begins with a copy"),
+        ([other], "not 1 of 2"),
+        ([wire.frame(copy, [np.frombuffer(bulk, np.uint8)])], "is damaged"),
+        ([copied, no_table], "there is no table 7"),
+        ([copied, late], "is REJECTED here"),
+    ):
+        with Paired(1) as pairs:
+            first, second = pairs.places[0]
+            first.kill()
+            raw = Raw(second.channel, method="Follow").say(*records)
+            code, said = raw.refusal()
+            assert why in said
+            assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
+            with pytest.raises(ShardUnavailable, match="is not in step"):
+                second.control().promote()
