@@ -15,7 +15,7 @@ import streamtrain.ps.ps_pb2 as pb
 from streamtrain.ps import wire
 from tests.ps.counting import SPEC
 
-SECONDS = 20.0  # for which anything is waited for; no test comes near
+SECONDS = 60.0  # for which anything is waited for; no test comes near
 
 
 def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
