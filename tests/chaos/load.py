@@ -88,8 +88,10 @@ class Load:
         began, written = time.monotonic(), 0.0
         while not self._ended.is_set():
             now = time.monotonic()
-            written, began = min(written + (now - began) * self._rate, self.room()), now
-            while written >= 1 and not self._ended.is_set():
+            rate = self._rate
+            # What cannot be written in a second is not made up for: it would go on long after the rate is another.
+            written, began = min(written + (now - began) * rate, self.room(), max(1.0, rate)), now
+            while written >= 1 and self._rate == rate and not self._ended.is_set():
                 self._write_one()
                 written -= 1
             self._ended.wait(0.02)
