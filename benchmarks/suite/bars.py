@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from suite.parts import COLOCATED, DEDICATED, DENSE, ONE, PLAIN, PSS, TORCH
+from suite.parts import COLOCATED, DEDICATED, DENSE, ONE, PLAIN, PSS, TORCH, over_grpc
 
 FULL = "50M rows, float32 and Adagrad"
 Runs = Mapping[str, Mapping[str, Sequence[Mapping[str, Any] | None]]]  # by part and contestant; by figure in each
@@ -92,8 +92,10 @@ def _fresh(every: str, bar: float) -> list[Ratio]:
 RATIOS: tuple[Ratio, ...] = (
     *_training("w1", "W1 colocated", COLOCATED, [(PSS, 3), (DENSE, 0.6), (TORCH, 1.6), (PLAIN, 1.8)]),
     *_training("w1", "W1 dedicated", DEDICATED, [(PSS, 1.7)]),
+    *_training("w1", "W1 dedicated, over gRPC", over_grpc(DEDICATED), [(PSS, 1.7)]),
     Ratio(f"W1 {ONE} / {PLAIN}", "w1", ONE, PLAIN),
     *_training("w2-64", "W2 batch 64, dedicated", DEDICATED, [(PSS, 5)]),
+    *_training("w2-64", "W2 batch 64, dedicated, over gRPC", over_grpc(DEDICATED), [(PSS, 5)]),
     *_training("w2-64", "W2 batch 64, colocated", COLOCATED, [(PSS, 8)]),
     Ratio(f"W2 batch 64, {ONE} / {PLAIN}", "w2-64", ONE, PLAIN),
     *_training("w2-1024", "W2 batch 1024, colocated", COLOCATED, [(PSS, 4), (PLAIN, 1)]),

@@ -88,12 +88,15 @@ class Scope:
     peers: Peers = field(default_factory=Peers)
 
 
-def ours(scope: Scope, workload: str, batch: int, topology: str, count: int) -> Contestant:
-    """Our workers on ready batches, with as many shards."""
+def ours(scope: Scope, workload: str, batch: int, topology: str, count: int, *, lanes: bool = True) -> Contestant:
+    """Our workers on ready batches, with as many shards; as on one machine, or without lanes as over a network."""
     options: list[Any] = ["--workload", workload, "--batch", batch, "--topologies", topology]
     options += ["--workers", count, "--shards", count, "--seconds", scope.seconds, "--warmup", 3, "--rounds", 1]
-    figures = {**RATE, "memory MB": ("peak_mb",), "bytes/sample": ("wire_bytes_per_sample",)}
-    return Contestant(label(topology, count), python("cluster.py", *options), figures)
+    figures: dict[str, Figure] = {**RATE, "memory MB": ("peak_mb",)}
+    if lanes:
+        return Contestant(label(topology, count), python("cluster.py", *options), figures)
+    figures |= {"bytes/sample": ("wire_bytes_per_sample",)}
+    return Contestant(over_grpc(label(topology, count)), python("cluster.py", *options, "--no-lanes"), figures)
 
 
 def from_kafka(scope: Scope, workload: str, batch: int, topology: str, count: int) -> Contestant:
@@ -106,6 +109,11 @@ def from_kafka(scope: Scope, workload: str, batch: int, topology: str, count: in
 def label(topology: str, workers: int) -> str:
     """How a topology is called."""
     return f"{topology}, {workers} worker{'s' if workers > 1 else ''}"
+
+
+def over_grpc(name: str) -> str:
+    """How a topology is called whose messages do not go through shared memory."""
+    return f"{name}, over gRPC"
 
 
 def alone(scope: Scope, workload: str, batch: int, name: str, contestant: str) -> Contestant:
@@ -150,6 +158,7 @@ def _w1(scope: Scope) -> Part:
     )
     contestants = [
         *(ours(scope, *work, *place) for place in places),
+        *(ours(scope, *work, topology, 2, lanes=False) for topology in ("colocated", "dedicated")),
         *(from_kafka(scope, *work, *place) for place in places),
         alone(scope, *work, ONE, "batch"),
         alone(scope, *work, PLAIN, "plain_tf"),
@@ -164,6 +173,7 @@ def _w2_small(scope: Scope) -> Part:
     places = [(topology, count) for topology in ("colocated", "dedicated") for count in (2, 1)]
     contestants = [
         *(ours(scope, *work, *place) for place in places),
+        *(ours(scope, *work, topology, 2, lanes=False) for topology in ("colocated", "dedicated")),
         *(from_kafka(scope, *work, topology, 2) for topology in ("colocated", "dedicated")),
         alone(scope, *work, ONE, "batch"),
         alone(scope, *work, PLAIN, "plain_tf"),
@@ -176,6 +186,7 @@ def _w2_large(scope: Scope) -> Part:
     work = ("w2", 1024)
     contestants = [
         *(ours(scope, *work, topology, 2) for topology in ("colocated", "dedicated")),
+        ours(scope, *work, "dedicated", 2, lanes=False),
         alone(scope, *work, ONE, "batch"),
         alone(scope, *work, PLAIN, "plain_tf"),
         _pss_w2(scope, 1024, "--workers", 1, "--ps", 1, "--steps", 1000, "--batches", 400),

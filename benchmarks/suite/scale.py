@@ -37,13 +37,23 @@ def _cluster(scope: Scope, workers: int, shards: int) -> Contestant:
         "memory MB": ("peak_mb",),
     }
     options = ("--workload", "w1", "--topologies", "dedicated", "--workers", workers, "--shards", shards)
-    command = python("cluster.py", *options, "--dtype", "float16", *_run(scope))
+    command = python("cluster.py", *options, "--dtype", "float16", "--no-lanes", *_run(scope))
     name = f"{label('dedicated', workers).partition(', ')[2]}, {shards} shard{'s' if shards > 1 else ''}"
     return Contestant(name, command, figures)
 
 
 def _colocated(scope: Scope, workers: int) -> Contestant:
-    options = ("--workload", "w1", "--topologies", "colocated", "--workers", workers, "--dtype", "float16")
+    options = (
+        "--workload",
+        "w1",
+        "--topologies",
+        "colocated",
+        "--workers",
+        workers,
+        "--dtype",
+        "float16",
+        "--no-lanes",
+    )
     figures: dict[str, Figure] = {
         **RATE,
         "bytes/sample": ("wire_bytes_per_sample",),

@@ -45,14 +45,14 @@ def check(service: Service, load: Load, folder: Path) -> Found:
     found = Found()
     good = load.good(load.written)
     total = sum(map(len, good))
-    status = service.status()
-    for one in status["shards"] if status else []:
-        found.compare(f"samples of shard {one['index']}", one["samples"], total)
-    found.wrong += [] if status else ["the coordinator does not answer"]
+    shards = _shards(service)
+    for index, control in enumerate(shards.controls):  # themselves: what the coordinator says may be a second old
+        found.compare(f"samples of shard {index}", control.status().counters["samples"], total)
+    found.wrong += [] if service.status() else ["the coordinator does not answer"]
     found.wrong += wrong_letters(service.settings.stream, load.bad())
     if isinstance(service.samples, Counted):
         logs = [log[of] for log, of in zip(service.samples.logs, good, strict=True)]
-        wrong, weights = wrong_counts(_shards(service), logs)
+        wrong, weights = wrong_counts(shards, logs)
         for one, (n, expected) in wrong.items():
             found.compare(f"id {one}", n, expected)
         for weight in weights:
