@@ -161,17 +161,19 @@ def _addresses(settings: Settings) -> list[tuple[str, str]]:
     else:
         listening["coordinator.address"] = settings.coordinator.address
     shards = [(address, "ps.addresses") for address in settings.ps.addresses]
+    shards += [(address, "ps.backups") for address in settings.ps.backups]
     return [(address, whose) for whose, address in listening.items() if address] + shards
 
 
 def _check_memory(settings: Settings, given: Mapping[str, str]) -> None:
-    counts = {"tensorflow": settings.up.workers + settings.serve.processes, "ps": len(settings.ps.addresses)}
+    shards = len(settings.ps.addresses) + len(settings.ps.backups)
+    counts = {"tensorflow": settings.up.workers + settings.serve.processes, "ps": shards}
     counts |= dict.fromkeys(_embedded(given), 1)
     needed = sum(_MEGABYTES[kind] * count for kind, count in counts.items())
     free = _free_megabytes()
     if free < needed:
         raise ConfigError(
-            f"{free:,} MB of memory are free, but {settings.up.workers} workers, {len(settings.ps.addresses)} shards "
+            f"{free:,} MB of memory are free, but {settings.up.workers} workers, {shards} shards "
             f"and what else runs need {needed:,} MB: set up.workers or up.ps lower"
         )
 

@@ -35,8 +35,11 @@ class Connection:
         """Sends a message. Thread-safe. That the other side is gone shows when it is heard."""
         if self._lane is None:
             self._requests.put(data)
-        else:
+            return
+        try:
             self._lane.write(data)
+        except ValueError:  # the other side has damaged the lane: whoever hears is told
+            self._call.cancel()
 
     def hear(self) -> bytes:
         """Waits for the next message; used by one thread.

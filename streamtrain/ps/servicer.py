@@ -54,7 +54,7 @@ class Servicer:
                         if lane is None:
                             yield answer
                         else:
-                            lane.write(answer)
+                            session.answer(lane, answer)
                         session.listening = False
                     session.listen()
             finally:

@@ -143,6 +143,13 @@ class OpenSession:
         except ValueError as exc:
             raise ShardRefused(str(exc), "limit") from exc
 
+    def answer(self, lane: Lane, data: bytes) -> None:
+        """Says something through the lane; errors as of `requests`."""
+        try:
+            lane.write(data)
+        except ValueError as exc:
+            raise ShardRefused(str(exc)) from exc
+
     def use(self, lane: Lane) -> None:
         """From now on messages go through a lane, which ends with the call."""
         if not self.context.add_callback(lane.close):

@@ -86,24 +86,19 @@ def killed(kind: str) -> Fault:
     return kill
 
 
-@contextmanager
-def kafka_killed(site: Site) -> Iterator[str]:
-    """Kill -9, and away for a while."""
-    site.servers.kafka.kill()
-    seconds = site.seconds(0.0) / 3
-    _PAUSE.wait(seconds)
-    site.servers.kafka.start()
-    yield f"for {seconds:.1f} s"
+def server_killed(kind: str) -> Fault:
+    """Kill -9 of "kafka" or "valkey", and away for a while."""
 
+    @contextmanager
+    def kill(site: Site) -> Iterator[str]:
+        server = getattr(site.servers, kind)
+        server.kill()
+        seconds = site.seconds(0.0) / 3
+        _PAUSE.wait(seconds)
+        server.start()
+        yield f"for {seconds:.1f} s"
 
-@contextmanager
-def valkey_killed(site: Site) -> Iterator[str]:
-    """Kill -9, and away for a while."""
-    site.servers.valkey.kill()
-    seconds = site.seconds(0.0) / 3
-    _PAUSE.wait(seconds)
-    site.servers.valkey.start()
-    yield f"for {seconds:.1f} s"
+    return kill
 
 
 def stopped(kind: str) -> Fault:
@@ -204,7 +199,7 @@ def possible(site: Site) -> tuple[dict[str, Fault], dict[str, str]]:
         f"kill {name}": killed(kind)
         for name, kind in ((PS, PS), (WORKER, WORKER), (COORDINATOR, COORDINATOR), ("serving process", SERVE))
     }
-    found |= {"kill Valkey": valkey_killed, "kill Kafka": kafka_killed}
+    found |= {"kill Valkey": server_killed("valkey"), "kill Kafka": server_killed("kafka")}
     found |= {
         f"stop {name}": stopped(kind)
         for name, kind in ((WORKER, WORKER), (PS, PS), (COORDINATOR, COORDINATOR), ("serving process", SERVE))

@@ -1,12 +1,13 @@
 """Figures of processes over time: memory and open files."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from tests.chaos.looking import Looking
 
 
 class Figure(NamedTuple):
@@ -23,7 +24,7 @@ class Figure(NamedTuple):
     files: int
 
 
-class Figures:
+class Figures(Looking):
     """A thread that looks at processes.
 
     Args:
@@ -35,28 +36,17 @@ class Figures:
     """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]], every: float) -> None:
-        self._pids, self._every = pids, every
+        super().__init__("figures", every)
+        self._pids = pids
         self.began = time.monotonic()
         self.of: dict[str, list[Figure]] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="figures", daemon=True)
 
-    def start(self) -> None:
-        """Begins."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends."""
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            for name, pid in self._pids().items():
-                figure = figure_of(pid, time.monotonic() - self.began)
-                if figure is not None:
-                    self.of.setdefault(name, []).append(figure)
-            self._ended.wait(self._every)
+    def look(self) -> None:
+        """At all processes."""
+        for name, pid in self._pids().items():
+            figure = figure_of(pid, time.monotonic() - self.began)
+            if figure is not None:
+                self.of.setdefault(name, []).append(figure)
 
 
 def figure_of(pid: int, at: float) -> Figure | None:

@@ -23,6 +23,7 @@ import numpy as np
 
 from tests.chaos.asking import Seen
 from tests.chaos.figures import Figure, Figures, slope
+from tests.chaos.looking import Looking
 from tests.chaos.plot import Line, draw
 from tests.chaos.samples import Flights
 from tests.chaos.service import PARTITIONS, names_of, until
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return report
 
 
-class Lag:
+class Lag(Looking):
     """A thread that notes how many messages wait to be learned.
 
     Attributes:
@@ -89,24 +90,14 @@ class Lag:
     """
 
     def __init__(self, running: Running, began: float) -> None:
+        super().__init__("lag", 1.0)
         self._running, self._began = running, began
         self.points: list[tuple[float, float]] = [(0.0, 0.0)]
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
 
-    def start(self) -> None:
-        """Begins."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends."""
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(1.0):
-            waiting = sum(self._running.load.written) - self._running.training.learned
-            self.points.append((time.monotonic() - self._began, float(waiting)))
+    def look(self) -> None:
+        """At what waits."""
+        waiting = sum(self._running.load.written) - self._running.training.learned
+        self.points.append((time.monotonic() - self._began, float(waiting)))
 
 
 def phase(one: Running, seconds: float) -> dict[str, float]:

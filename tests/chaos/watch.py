@@ -1,14 +1,14 @@
 """Watch: how long nothing is learned."""
 
-import threading
 import time
 
+from tests.chaos.looking import Looking
 from tests.chaos.service import Service
 
 _EVERY = 0.25
 
 
-class Training:
+class Training(Looking):
     """A thread that looks at a service's shards.
 
     Attributes:
@@ -17,30 +17,23 @@ class Training:
     """
 
     def __init__(self, service: Service) -> None:
+        super().__init__(f"watch of {service.name}", _EVERY)
         self._service = service
-        self._ended = threading.Event()
         self.learned = 0
         self._last = time.monotonic()
         self.longest = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"watch of {service.name}", daemon=True)
 
     def start(self) -> None:
         """Begins."""
         self._last = time.monotonic()
-        self._thread.start()
+        super().start()
 
-    def stop(self) -> None:
-        """Ends."""
-        self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(_EVERY):
-            clocks = self._service.clocks()
-            if clocks is None:
-                continue
-            learned, now = min(sum(one.values()) for one in clocks), time.monotonic()
-            self.longest = max(self.longest, now - self._last)
-            if learned != self.learned:  # less is as good: a shard was restored, and learns
-                self.learned, self._last = learned, now
+    def look(self) -> None:
+        """At the clocks of all shards."""
+        clocks = self._service.clocks()
+        if clocks is None:
+            return
+        learned, now = min(sum(one.values()) for one in clocks), time.monotonic()
+        self.longest = max(self.longest, now - self._last)
+        if learned != self.learned:  # less is as good: a shard was restored, and learns
+            self.learned, self._last = learned, now

@@ -252,6 +252,7 @@ def test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on(tmp_p
         (["--set", "worker.batch_size=many"], "worker.batch_size"),
         (["--listen", "127.0.0.1:{taken}"], "port {taken} of 127.0.0.1 cannot be had for serve.listen"),
         (["--set", "ps.addresses=127.0.0.1:{taken}"], "port {taken} of 127.0.0.1 cannot be had for ps.addresses"),
+        (["--set", "ps.backups=127.0.0.1:{taken}"], "port {taken} of 127.0.0.1 cannot be had for ps.backups"),
         (["--set", "coordinator.address=127.0.0.1:{taken}"], "cannot be had for coordinator.address"),
         (["--model", "nowhere.py"], "model file 'nowhere.py' does not exist"),
         (["--set", "stream.url=kafka://127.0.0.1:{closed}"], "stream.url: "),

@@ -1,6 +1,8 @@
 """Sessions through shared memory: who gets a lane, and what ends it. tests/ps/test_remote.py has the rest."""
 
+import mmap
 import os
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -8,6 +10,7 @@ import pytest
 import streamtrain.ps.ps_pb2 as pb
 
 from streamtrain._core import Lane
+from streamtrain.errors import ShardRefused
 from streamtrain.ps.client import Client, Heartbeat
 from streamtrain.ps.lane import offer, offered, take
 from streamtrain.ps.sessions import OpenSession
@@ -17,6 +20,8 @@ from tests.ps.served import Served, served
 from tests.ps.test_remote import LOG, QUICK, Worker, open_gate
 
 NEAR = "ipv4:127.0.0.1:50000"
+RING = (1 << 20) + 128  # as in lane.h: two positions on a cache line each, and the bytes
+READ = 64  # where in it stands how much is read
 
 
 def sessions(of: Served) -> list[OpenSession]:
@@ -36,6 +41,41 @@ def test_a_session_has_a_lane_where_both_want_one(lanes: bool) -> None:
         assert [session.lane is not None for session in sessions(of)] == [lanes, lanes]
         one.close()
         until(lambda: not sessions(of))
+
+
+def damage(lane: Lane, *, mine: bool) -> None:
+    """Has a side say that it has read what was never written: the worker's `mine`, else the shard's."""
+    ring = os.fstat(lane.fd).st_size - 2 * RING + (RING if mine else 0)
+    with mmap.mmap(lane.fd, os.fstat(lane.fd).st_size) as memory:
+        memory[ring + READ : ring + READ + 8] = struct.pack("<Q", 1 << 40)
+
+
+def lane_of(worker: Client, index: int) -> Lane:
+    connection = worker._sessions[index]._connection  # type: ignore[attr-defined]
+    lane: Lane = connection._lane
+    return lane
+
+
+def test_a_shard_that_damages_its_lane_is_connected_to_again() -> None:
+    with served() as of:
+        worker = Worker(of.shards()).begin()
+        worker.learn(2)
+        damage(lane_of(worker.client, 0), mine=False)
+        worker.learn()
+        assert worker.client.reconnects == 1
+        worker.client.close()
+        assert_exact(of.held, LOG)
+
+
+def test_a_worker_that_damages_its_lane_is_refused() -> None:
+    with served() as of:
+        worker = Worker(of.shards()).begin()
+        worker.learn(2)
+        damage(lane_of(worker.client, 0), mine=True)
+        with pytest.raises(ShardRefused, match="damaged"):
+            worker.learn()
+        worker.client.close()
+        assert of.nodes[0].counters["refused_malformed"] == 1
 
 
 def test_a_shard_that_is_silent_is_connected_to_again() -> None:
