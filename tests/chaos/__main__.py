@@ -118,9 +118,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="streamtrain-chaos-") as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        report = run(args, folder)
-        if args.contained:
-            subprocess.run(["umount", folder / "disk"], check=True)
+        try:
+            report = run(args, folder)
+        finally:
+            if (folder / "disk").is_mount():
+                subprocess.run(["umount", folder / "disk"], check=True)
     if args.report:
         args.report.write_text(json.dumps(report.as_json(), indent=1) + "\n")
     print(report.as_markdown())

@@ -1,13 +1,14 @@
 """Faults: what goes wrong, for how long, and whether it can be made to here."""
 
+import errno
 import os
 import random
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 
 from tests.chaos.load import Load
@@ -17,6 +18,7 @@ from tests.chaos.wire import Trouble
 
 CLOCK = "clock jump"
 _PAUSE = threading.Event()
+_BLOCK = bytes(1 << 16)
 _STOPPED = 2.5  # times as long as others: longer than any lease and session
 
 
@@ -123,14 +125,23 @@ def flushed(site: Site) -> Iterator[str]:
     yield "Valkey"
 
 
+def _fill(file: RawIOBase) -> None:
+    """Writes until nothing more can be written, whatever others write or remove meanwhile."""
+    try:
+        while True:
+            file.write(_BLOCK)
+    except OSError as exc:
+        if exc.errno != errno.ENOSPC:
+            raise
+
+
 @contextmanager
 def disk_full(site: Site) -> Iterator[str]:
     """No checkpoint can be written."""
     assert site.disk is not None
     filler, seconds = site.disk / "filler", site.seconds()
-    with filler.open("wb") as file:
-        free = shutil.disk_usage(site.disk).free
-        os.posix_fallocate(file.fileno(), 0, max(1, free - 4096))
+    with filler.open("wb", buffering=0) as file:
+        _fill(file)
     _PAUSE.wait(seconds)
     filler.unlink()
     yield f"for {seconds:.1f} s"
