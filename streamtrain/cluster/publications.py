@@ -57,6 +57,7 @@ class Publications:
         self._figures = figures
         self._reference: Reference | None = None
         self._full = False
+        self._last = 0  # number of the last publication that is known of
         self._bad: int | None = None  # shard that had something which is not finite when it was asked last
 
     def head(self) -> Publication | None:
@@ -84,15 +85,16 @@ class Publications:
             if not all(status.ready for status in statuses):
                 return None
             head = self._dictionaries.head()
+            number = self._next(head, statuses)
             if head is not None and head.run == statuses[0].run and not self._full:
                 if dict(head.clock) == _earliest([wire.clock_of(status.clock) for status in statuses]):
                     return None
-                write = partial(self._write, of_all, statuses, head.number + 1)
+                write = partial(self._write, of_all, statuses, number)
                 published = self._let_through(head, write, force=force)
                 if published is not None:
                     return published
             self._full = True  # until it succeeds
-            write = partial(self._write, of_all, statuses, (head.number if head else 0) + 1, full=True)
+            write = partial(self._write, of_all, statuses, number, full=True)
             published = self._let_through(head, write, force=force)
             self._full = False
             return published
@@ -123,6 +125,14 @@ class Publications:
                 self.publish()
         raise PublicationError("shards begin anew again and again: try later")
 
+    def _next(self, head: Publication | None, statuses: list[Any]) -> int:
+        """The number of the next publication: never one that there was, also if Redis has forgotten everything."""
+        if head is not None:
+            self._last = head.number
+        else:
+            self._last = max(self._last, *(status.published for status in statuses))
+        return self._last + 1
+
     def _let_through(
         self, head: Publication | None, write: Callable[[Figures], Publication | None], *, force: bool
     ) -> Publication | None:
@@ -132,7 +142,7 @@ class Publications:
             self._reference.begin(head.metrics if head else {})
         figures = self._figures()
         if not force:
-            self._gate.check(f"publication {head.number + 1 if head else 1}", figures, self._reference.figures())
+            self._gate.check(f"publication {self._last + 1}", figures, self._reference.figures())
         published = write(figures)
         if published is not None:
             (self._reference.begin if force else self._reference.add)(figures)
@@ -179,6 +189,7 @@ class Publications:
             if full:
                 raise
             return None
+        self._last = number
         of_all(lambda control: control.apply())
         return publication
 

@@ -37,6 +37,7 @@ class Node:
     Attributes:
         counters: what happened, by name.
         epoch: the checkpoint that was written or restored last; -1: none.
+        published: number of the publication that was written last, be it committed or not; 0: none.
         leader: of all shards, if this one is; set before it is served.
         follower: what the node is while another of the same shard is primary, or may be; set before it is served.
         follows: whether another is primary, or is to be: this one takes no shard but from there.
@@ -61,6 +62,7 @@ class Node:
         self.shards = shards
         self.counters: dict[str, int] = {}
         self.epoch = NO_EPOCH
+        self.published = 0
         self.leader: Leader | None = None
         self.follower: Follower | None = None
         self.follows = False
@@ -247,6 +249,7 @@ class Node:
         try:
             part = self._of_publisher().write(self.shard, number, layout)
             self.shard.confirm()  # as of checkpoints
+            self.published = number
             return part
         except Exception:
             self.count("publication_failures")

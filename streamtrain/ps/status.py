@@ -11,7 +11,8 @@ from streamtrain.ps.replication import State
 
 def status_of(node: Node, workers: list[str]) -> Any:
     """The status of a node as a message."""
-    status = pb.ShardStatus(shard=node.index, shards=node.shards, ready=node.ready, workers=workers, epoch=node.epoch)
+    status = pb.ShardStatus(shard=node.index, shards=node.shards, ready=node.ready, workers=workers)
+    status.epoch, status.published = node.epoch, node.published
     status.counters.update(dict(node.counters))  # a copy: other threads add to it
     if node.follower is not None:
         status.standing.CopyFrom(_standing_of(node, node.follower))

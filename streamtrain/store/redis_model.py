@@ -61,6 +61,7 @@ class RedisModel:
         self.server, self.keys = server, Keys(model)
         self.log = Log(server, self.keys)
         self.name = f"model {model} at {server.name}"
+        self._version = 0  # the last that was made here
 
     def run(self, script: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Any:
         """The answer of a script."""
@@ -107,6 +108,16 @@ class RedisModel:
             with suppress(PublicationError):  # what is left is deleted when its lease has run out
                 self.server.call("ZREM", self.keys.building, target.dictionary)
                 self.sweep()
+
+    def next_version(self) -> int:
+        """A number for a new version, higher than all that this object has given, also if the server has forgotten them:
+        who still serves a version of before would else take another one for it.
+        """
+        version = int(self.server.call("HINCRBY", self.keys.numbers, "version", 1))
+        if version <= self._version:
+            version = int(self.server.call("HINCRBY", self.keys.numbers, "version", self._version + 1 - version))
+        self._version = version
+        return version
 
     def renewing(self, layout: Layout) -> Callable[[], None]:
         """A function to be called often while a dictionary is being built: it renews the lease when that is due.

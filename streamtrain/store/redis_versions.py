@@ -129,7 +129,7 @@ class RedisVersions:
         self._model.server.call("HSET", keys.sums(number), b"format", 1, *fields)
         dense, statistics = (part.astype("<f4").tobytes() for part in weights)
         self._model.server.call("HSET", keys.weights(number), "dense", dense, "statistics", statistics)
-        version = int(self._model.server.call("HINCRBY", keys.numbers, "version", 1))
+        version = self._model.next_version()
         publication = replace(publication, version=version)
         manifest = json.dumps({"publication": publication.as_json(), "layout": json.loads(layout.as_json())})
         extra = (keys.weights(number), keys.sums(number))

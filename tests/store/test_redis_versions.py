@@ -25,6 +25,15 @@ def test_a_version_stays_as_it_is(published: Published) -> None:
     assert loaded(published, second) == (second, published.by_number[3])
 
 
+def test_a_number_is_not_used_twice_though_all_is_forgotten(published: Published) -> None:
+    published.full(1)
+    assert [published.versions.make("ann").version for _ in range(2)] == [1, 2]
+    published.server.call("DEL", *published.server.call("KEYS", "*"))
+    published.full(2)
+    assert [published.versions.make("ann").version for _ in range(2)] == [3, 4]
+    assert [one.version for one in published.origin.versions()] == [3, 4]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_versions_of_narrow_rows(redis_url: str, dtype: str) -> None:
     published = Published(redis_url, dtype=dtype)
