@@ -151,7 +151,10 @@ class Plan:
         """Matrix [samples, width + extra_columns] of flat rows; the extra columns, on the right, are not set."""
 
     def unpool(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Flat gradients of the unique rows from that of the matrix [samples, width]."""
+        """Flat gradients of the unique rows from that of the matrix [samples, width or more].
+
+        Columns beyond the width are of no concern, as `extra_columns` are.
+        """
 
 def merge_rows(
     keys: Sequence[NDArray[np.uint64]],

@@ -60,12 +60,12 @@ auto pool(const Plan& plan, In<float, nb::ndim<1>> rows, uint32_t extra_columns)
 }
 
 auto unpool(const Plan& plan, In<float, nb::ndim<2>> gradient) {
-  if (gradient.shape(0) != plan.samples || gradient.shape(1) != plan.spec().width())
-    throw nb::value_error("the gradient does not have the shape [samples, width]");
+  if (gradient.shape(0) != plan.samples || gradient.shape(1) < plan.spec().width())
+    throw nb::value_error("the gradient does not have the shape [samples, width or more]");
   auto out = aligned_numpy<float>({size_t(plan.row_floats())});
   float* to = out.data();
   nb::gil_scoped_release release;
-  plan.unpool(gradient.data(), to);
+  plan.unpool(gradient.data(), gradient.shape(1), to);
   return out;
 }
 

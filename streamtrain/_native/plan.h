@@ -91,13 +91,14 @@ class Plan {
     });
   }
 
-  // REQUIRES: gradient has samples * width() floats, out has row_floats() floats.
-  void unpool(const float* gradient, float* out) const {
+  // Reads the first width() columns of gradient[samples, stride].
+  // REQUIRES: gradient has samples * stride floats, out has row_floats() floats, stride >= width().
+  void unpool(const float* gradient, size_t stride, float* out) const {
     std::fill_n(out, row_floats(), 0.0f);
     for_each_block([&](size_t f, uint32_t begin, uint32_t end) {
       const auto dim = spec_->dims[spec_->features[f].table];
       float* table = out + row_starts[spec_->features[f].table];
-      with_dim(dim, [&](auto d) { unpool_block(f, begin, end, d, gradient, table); });
+      with_dim(dim, [&](auto d) { unpool_block(f, begin, end, d, gradient, stride, table); });
     });
   }
 
@@ -167,12 +168,12 @@ class Plan {
   }
 
   template <typename Dim>
-  void unpool_block(size_t f, uint32_t begin, uint32_t end, Dim dim, const float* gradient, float* table) const {
+  void unpool_block(size_t f, uint32_t begin, uint32_t end, Dim dim, const float* gradient, size_t stride,
+                    float* table) const {
     const FeatureRows& rows = features_[f];
     const FeaturePlan& feature = spec_->features[f];
-    const size_t width = spec_->width();
-    const float* from = gradient + begin * width + spec_->columns[f];
-    for (uint32_t i = begin; i < end; ++i, from += width) {
+    const float* from = gradient + begin * stride + spec_->columns[f];
+    for (uint32_t i = begin; i < end; ++i, from += stride) {
       const int32_t first = rows.offsets.empty() ? static_cast<int32_t>(i) : rows.offsets[i];
       const int32_t length = rows.offsets.empty() ? 1 : rows.offsets[i + 1] - first;
       const float scale = scale_of(feature.combiner, length);

@@ -31,6 +31,9 @@ class DenseLayout:
     def __len__(self) -> int:
         return sum(self.sizes)
 
+    def __add__(self, other: "DenseLayout") -> "DenseLayout":
+        return DenseLayout(self.names + other.names, self.shapes + other.shapes)
+
     def flatten(self, weights: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         """The weights, in order, as one vector [len(self)]."""
         return np.concatenate([np.empty(0, np.float32), *(np.asarray(w, np.float32).ravel() for w in weights)])

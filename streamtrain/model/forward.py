@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from streamtrain._core import Plan
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
+from streamtrain.model.pieces import cut, rejoin
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -22,37 +23,18 @@ Made = tuple[dict[str, Any], list[Any]]
 
 
 class Columns(NamedTuple):
-    """First column of each part of a batch's matrix; pooled rows are in front."""
+    """First column of each part of a batch's matrix, and their number; pooled rows are in front."""
 
     numeric: int
     lengths: int
-    labels: int
-    weight: int
+    width: int
 
     @classmethod
     def of(cls, model: Model) -> "Columns":
         """Those of a model."""
         numeric = model.planner(1).width
         lengths = numeric + len(model.schema.numerics)
-        labels = lengths + sum(one.combiner is None for one in model.schema.embedded)
-        return cls(numeric, lengths, labels, labels + len(model.labels))
-
-    @property
-    def in_training(self) -> int:
-        """Number of columns."""
-        return self.weight + 1
-
-    @property
-    def in_prediction(self) -> int:
-        """Number of columns."""
-        return self.labels
-
-
-def cut(columns: "tf.Tensor", widths: list[int]) -> list["tf.Tensor"]:
-    """Columns [n, sum of widths] in parts, within a traced graph: by one operation, as each has its price."""
-    import tensorflow as tf
-
-    return [*tf.split(columns, widths, axis=1)] if widths else []
+        return cls(numeric, lengths, lengths + sum(one.combiner is None for one in model.schema.embedded))
 
 
 class Traced:
@@ -92,8 +74,6 @@ class Forward:
 
     Attributes:
         columns: of the matrix.
-        pooled: columns of each embedded feature in the matrix.
-        others: those of each numeric feature, then of each sequence's length: 1.
         own: non-trainable weights that are no statistics: the states of random generators, as of dropout.
     """
 
@@ -104,8 +84,8 @@ class Forward:
         self._model = model
         self._sequences = [f for f, one in enumerate(model.schema.embedded) if one.combiner is None]
         self.columns = Columns.of(model)
-        self.pooled = [one.dim * (one.max_length or 1 if one.combiner is None else 1) for one in model.schema.embedded]
-        self.others = [1] * (self.columns.labels - self.columns.numeric)
+        pooled = [one.dim * (one.max_length or 1 if one.combiner is None else 1) for one in model.schema.embedded]
+        self._widths = pooled + [1] * (self.columns.width - self.columns.numeric)  # numeric features, lengths
         state = model.keras.non_trainable_variables
         self._is_statistic = [one.dtype == "float32" for one in state]
         self.own = [one for one, is_statistic in zip(state, self._is_statistic, strict=True) if not is_statistic]
@@ -122,20 +102,19 @@ class Forward:
             by_kind[is_statistic].append(one)
         return by_kind
 
-    def matrix(self, plan: Plan, rows: Floats, batch: Batch, columns: int) -> Floats:
+    def matrix(self, plan: Plan, rows: Floats, batch: Batch) -> Floats:
         """Everything that the graph needs of a batch as one matrix: each argument of a function has its price.
 
         Args:
             plan: the batch's plan.
             rows: the plan's rows, flat.
             batch: the samples.
-            columns: as of prediction or training; labels and weight are not set.
 
         Returns:
-            float32 [n, columns]: pooled rows, numeric features, lengths of sequences; in training labels and weight.
+            float32 [n, width]: pooled rows, numeric features, lengths of sequences.
         """
         at = self.columns
-        matrix = plan.pool(rows, columns - at.numeric)
+        matrix = plan.pool(rows, at.width - at.numeric)
         matrix[:, at.numeric : at.lengths] = batch.numeric
         for column, feature in enumerate(self._sequences, at.lengths):
             matrix[:, column] = np.diff(batch.offsets[feature])
@@ -145,7 +124,7 @@ class Forward:
         self,
         trainable: list["tf.Tensor"],
         state: list["tf.Tensor"],
-        parts: list["tf.Tensor"],
+        features: "tf.Tensor",
         *,
         training: bool,
     ) -> Made:
@@ -154,11 +133,13 @@ class Forward:
         Args:
             trainable: weights in Keras's order.
             state: non-trainable ones, too.
-            parts: the matrix's columns, cut into those `pooled` and the `others`.
+            features: the matrix.
             training: whether layers behave as in training.
         """
-        inputs = self._inputs(parts)
+        pieces = cut(features, self._widths)
+        inputs = self._inputs(pieces)
         outputs, new_state = self._model.keras.stateless_call(trainable, state, inputs, training=training)
+        self._tf.autograph.experimental.do_not_convert(rejoin)(features, pieces)
         return outputs, new_state
 
     def _inputs(self, parts: list["tf.Tensor"]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamtrain._core import Plan
 from streamtrain.model.batch import Batch
-from streamtrain.model.forward import Forward, Traced, cut
+from streamtrain.model.forward import Forward, Traced
 from streamtrain.model.model import Model
 from streamtrain.store.origin import Floats, Weights
 
@@ -35,7 +35,7 @@ class Graph:
         self._own = [tf.constant(one.numpy()) for one in self._forward.own]
         keras = model.keras
         self._trainable = len(keras.trainable_variables)
-        self.columns = self._forward.columns.in_prediction
+        self.columns = self._forward.columns.width
         weights = [
             tf.TensorSpec(one.shape, one.dtype) for one in (*keras.trainable_variables, *keras.non_trainable_variables)
         ]
@@ -58,7 +58,7 @@ class Graph:
             rows: the plan's rows, flat.
             batch: the samples.
         """
-        matrix = self._forward.matrix(plan, rows, batch, self.columns)
+        matrix = self._forward.matrix(plan, rows, batch)
         predictions: Floats = self.call(tensors, matrix).numpy()
         return predictions
 
@@ -68,7 +68,6 @@ class Graph:
 
     def function(self, tensors: Tensors, matrix: Any) -> Any:
         """What is traced: `call`, in TensorFlow's operations."""
-        parts = cut(matrix, self._forward.pooled + self._forward.others)
         trainable, state = tensors[: self._trainable], tensors[self._trainable :]
-        outputs, _ = self._forward.call(trainable, state, parts, training=False)
+        outputs, _ = self._forward.call(trainable, state, matrix, training=False)
         return self._forward.predictions(outputs)

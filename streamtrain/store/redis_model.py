@@ -110,8 +110,9 @@ class RedisModel:
                 self.sweep()
 
     def next_version(self) -> int:
-        """A number for a new version, higher than all that this object has given, also if the server has forgotten them:
-        who still serves a version of before would else take another one for it.
+        """A number for a new version, higher than all that this object has given.
+
+        Also if the server has forgotten them: who still serves a version of before would else take another for it.
         """
         version = int(self.server.call("HINCRBY", self.keys.numbers, "version", 1))
         if version <= self._version:

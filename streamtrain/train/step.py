@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamtrain._core import Plan
 from streamtrain.errors import ConfigError
 from streamtrain.model.batch import Batch
-from streamtrain.model.forward import Forward, Traced, cut
+from streamtrain.model.forward import Forward, Traced
 from streamtrain.model.model import Model
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class StepResult(NamedTuple):
     Attributes:
         predictions: float32 [n, L], made before anything was learned from the batch.
         loss: the batch's loss, as reduced by the model.
-        row_gradient: float32 [n, width], of the pooled rows.
+        row_gradient: float32 [n, width or more], of the pooled rows; columns after these are those of other inputs.
         dense_gradient: float32 [P].
         statistics_change: float32 [S].
     """
@@ -66,17 +66,13 @@ class Step:
         self._forward = Forward(model)
         self.state: list[Any] = [tf.constant(w.numpy()) for w in self._forward.own]
         self._differs = _differs_in_training(model.keras)
-        columns = self._forward.columns
         self._loss_shapes: dict[str, Any] = {}
         parameters = tf.TensorSpec([self._dense_size + len(model.statistics)], tf.float32)
         state = [tf.TensorSpec(w.shape, w.dtype) for w in self.state]
-        self._train, self._predict = (
-            Traced(graph, [state, parameters, tf.TensorSpec([None, width], tf.float32)])
-            for graph, width in (
-                (self._train_graph, columns.in_training),
-                (self._predict_graph, columns.in_prediction),
-            )
-        )
+        features = tf.TensorSpec([None, self._forward.columns.width], tf.float32)
+        targets = [tf.TensorSpec([None, len(model.labels)], tf.float32), tf.TensorSpec([None], tf.float32)]
+        self._train = Traced(self._train_graph, [state, parameters, features, *targets])
+        self._predict = Traced(self._predict_graph, [state, parameters, features])
         for name, shape in self._loss_shapes.items():
             if shape.rank == 0 or (shape.rank is not None and shape[1:].num_elements() != 1):
                 raise ConfigError(f"loss of {name!r} must return one value per sample, [batch], not {shape}")
@@ -98,53 +94,53 @@ class Step:
             rows: the plan's rows, flat.
             batch: the samples.
         """
-        columns = self._forward.columns
-        matrix = self._forward.matrix(plan, rows, batch, columns.in_training)
-        matrix[:, columns.labels : columns.weight] = batch.labels
-        matrix[:, columns.weight] = batch.weights
-        predictions, loss, row_gradient, changes, *self.state = self._train(*self.state, parameters, matrix)
+        matrix = self._forward.matrix(plan, rows, batch)
+        predictions, loss, row_gradient, changes, *self.state = self._train(
+            *self.state, parameters, matrix, batch.labels, batch.weights
+        )
         flat, cut = changes.numpy(), self._dense_size
         return StepResult(predictions.numpy(), float(loss), row_gradient.numpy(), flat[:cut], flat[cut:])
 
     def predict(self, parameters: Floats, plan: Plan, rows: Floats, batch: Batch) -> Floats:
         """Predicts a batch: float32 [n, L]. Arguments as for `train`."""
-        matrix = self._forward.matrix(plan, rows, batch, self._forward.columns.in_prediction)
+        matrix = self._forward.matrix(plan, rows, batch)
         predictions: Floats = self._predict(*self.state, parameters, matrix)[0].numpy()
         return predictions
 
-    def _train_graph(self, state: list["tf.Tensor"], parameters: "tf.Tensor", matrix: "tf.Tensor") -> Any:
-        tf, at = self._tf, self._forward.columns
-        pieces, statistics, state = self._weights(parameters, state)
-        widths = [at.numeric, *self._forward.others, at.weight - at.labels, 1]
-        rows, *others, labels, weights = cut(matrix, widths)
-        with tf.GradientTape() as tape:
-            tape.watch([rows, pieces])
-            parts = [*cut(rows, self._forward.pooled), *others]
-            outputs, new_state = self._forward.call(pieces, state, parts, training=True)
-            loss = self._loss(outputs, labels, weights[:, 0])
-        row_gradient, gradients = tape.gradient(
-            loss, [rows, pieces], unconnected_gradients=tf.UnconnectedGradients.ZERO
+    def _train_graph(
+        self,
+        own: list["tf.Tensor"],
+        parameters: "tf.Tensor",
+        features: "tf.Tensor",
+        labels: "tf.Tensor",
+        sample_weights: "tf.Tensor",
+    ) -> Any:
+        tf = self._tf
+        weights, state = self._weights(parameters, own)
+        outputs, new_state = self._forward.call(weights, state, features, training=True)
+        loss = self._loss(outputs, labels, sample_weights)
+        gradient, *gradients = tf.gradients(
+            loss, [features, *weights], unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         own, new_statistics = self._forward.separate(new_state)
         flat = [tf.reshape(one, [-1]) for one in [*gradients, *new_statistics]]
         changes = tf.concat(flat, 0) if flat else tf.zeros([0])
         if new_statistics:
-            changes -= tf.concat([tf.zeros([self._dense_size]), statistics], 0)
+            changes -= tf.concat([tf.zeros([self._dense_size]), parameters[self._dense_size :]], 0)
         if self._differs:
-            outputs, _ = self._forward.call(pieces, state, parts, training=False)
-        return self._forward.predictions(outputs), loss, row_gradient, changes, own
+            outputs, _ = self._forward.call(weights, state, features, training=False)
+        return self._forward.predictions(outputs), loss, gradient, changes, own
 
-    def _predict_graph(self, state: list["tf.Tensor"], parameters: "tf.Tensor", matrix: "tf.Tensor") -> Any:
-        pieces, _, state = self._weights(parameters, state)
-        parts = cut(matrix, self._forward.pooled + self._forward.others)
-        outputs, _ = self._forward.call(pieces, state, parts, training=False)
+    def _predict_graph(self, own: list["tf.Tensor"], parameters: "tf.Tensor", features: "tf.Tensor") -> Any:
+        weights, state = self._weights(parameters, own)
+        outputs, _ = self._forward.call(weights, state, features, training=False)
         return self._forward.predictions(outputs)
 
-    def _weights(self, parameters: "tf.Tensor", own: list["tf.Tensor"]) -> tuple[list[Any], "tf.Tensor", list[Any]]:
-        """Trainable weights, the statistics flat, and all non-trainable weights."""
-        dense, statistics = self._tf.split(parameters, [self._dense_size, len(self._model.statistics)])
-        state = self._forward.merge(own, self._model.statistics.split_tensor(statistics))
-        return self._layout.split_tensor(dense), statistics, state
+    def _weights(self, parameters: "tf.Tensor", own: list["tf.Tensor"]) -> tuple[list[Any], list[Any]]:
+        """Trainable weights, and all non-trainable ones."""
+        pieces = (self._layout + self._model.statistics).split_tensor(parameters)
+        count = len(self._layout.shapes)
+        return pieces[:count], self._forward.merge(own, pieces[count:])
 
     def _loss(self, outputs: dict[str, Any], labels: "tf.Tensor", weights: "tf.Tensor") -> "tf.Tensor":
         """The sum over labels and samples, of samples that have the label; divided by n where the model says mean."""
