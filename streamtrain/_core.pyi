@@ -270,6 +270,9 @@ def pack_fields(
     """
 
 # dense parameters
+def aligned_floats(size: int) -> NDArray[np.float32]:
+    """A new array [size], not set, on a cache line of its own: TensorFlow takes it without a copy."""
+
 @final
 class DenseVector:
     """A slice of the dense parameters and its optimizer; any thread may call anything."""

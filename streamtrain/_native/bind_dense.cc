@@ -74,6 +74,7 @@ void load(SharedDense& shared, Vector values, In<float, nb::ndim<2>> slots, floa
 }  // namespace
 
 void bind_dense(nb::module_& m) {
+  m.def("aligned_floats", [](size_t size) { return aligned_numpy<float>({size}); }, nb::arg("size"));
   using namespace nb::literals;
   nb::class_<SharedDense>(m, "DenseVector")
       .def("__init__", &construct, "values"_a, nb::kw_only(), "optimizer"_a, "rate"_a, "initial_accumulator"_a = 0.1f,

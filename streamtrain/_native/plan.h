@@ -24,7 +24,9 @@
 #include <string>
 #include <vector>
 
+#include "half.h"
 #include "hash.h"
+#include "pages.h"
 
 namespace streamtrain {
 
@@ -110,10 +112,11 @@ class Plan {
     std::vector<int32_t> offsets;  // [samples + 1]; empty where every sample has exactly one id
   };
 
+  static constexpr uint32_t kBlock = 16;
+
   // A few samples of every feature at a time: the matrix is then walked once, front to back.
   template <typename Body>
   void for_each_block(Body&& body) const {
-    constexpr uint32_t kBlock = 16;
     for (uint32_t begin = 0; begin < samples; begin += kBlock)
       for (size_t f = 0; f < features_.size(); ++f) body(f, begin, std::min(begin + kBlock, samples));
   }
@@ -133,6 +136,20 @@ class Plan {
     }
   }
 
+  // Asks for the row of what the same feature has in the next block, where every sample has exactly one id: rows are
+  // more than the caches next to the processor hold, and in no order that it could foresee.
+  template <int kForWriting>
+  void prefetch_next(const FeatureRows& rows, uint32_t i, const float* table, uint32_t dim) const {
+    if (!rows.offsets.empty() || i + kBlock >= samples) return;
+    prefetch_line<kForWriting>(table + size_t{rows.inverse[i + kBlock]} * dim);
+  }
+
+  // By value of `dim`, which so is known when it is compiled: no call for a few bytes.
+  template <typename Dim>
+  static void copy_row(const float* from, Dim dim, float* to) {
+    copy_floats(reinterpret_cast<const std::byte*>(from), to, dim);
+  }
+
   static float scale_of(Combiner combiner, int32_t length) {
     switch (combiner) {
       case Combiner::kMean: return 1.0f / static_cast<float>(length);
@@ -150,11 +167,12 @@ class Plan {
       const int32_t first = rows.offsets.empty() ? static_cast<int32_t>(i) : rows.offsets[i];
       const int32_t length = rows.offsets.empty() ? 1 : rows.offsets[i + 1] - first;
       const uint32_t* inverse = rows.inverse + first;
+      prefetch_next<0>(rows, i, table, dim);
       if (feature.combiner == Combiner::kNone) {
-        for (int32_t k = 0; k < length; ++k) std::copy_n(table + size_t{inverse[k]} * dim, dim, to + size_t(k) * dim);
+        for (int32_t k = 0; k < length; ++k) copy_row(table + size_t{inverse[k]} * dim, dim, to + size_t(k) * dim);
         std::fill_n(to + size_t(length) * dim, (feature.max_length - size_t(length)) * dim, 0.0f);
       } else if (length == 1) {
-        std::copy_n(table + size_t{inverse[0]} * dim, dim, to);
+        copy_row(table + size_t{inverse[0]} * dim, dim, to);
       } else {
         std::fill_n(to, dim, 0.0f);
         for (int32_t k = 0; k < length; ++k) {
@@ -177,6 +195,7 @@ class Plan {
       const int32_t first = rows.offsets.empty() ? static_cast<int32_t>(i) : rows.offsets[i];
       const int32_t length = rows.offsets.empty() ? 1 : rows.offsets[i + 1] - first;
       const float scale = scale_of(feature.combiner, length);
+      prefetch_next<1>(rows, i, table, dim);
       for (int32_t k = 0; k < length; ++k) {
         float* row = table + size_t{rows.inverse[first + k]} * dim;
         const float* g = feature.combiner == Combiner::kNone ? from + size_t(k) * dim : from;

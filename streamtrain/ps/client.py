@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamtrain._core import Plan
+from streamtrain._core import Plan, aligned_floats
 from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.push import Floats, Push, Pushed, PushStats, RowUpdate
@@ -86,7 +86,7 @@ class Puller:
             ahead: batches that have been pulled and not been pushed yet.
         """
         rows = np.empty(plan.row_starts[-1], np.float32)
-        parameters = np.empty(self._dense_size + self._statistics_size, np.float32)
+        parameters = aligned_floats(self._dense_size + self._statistics_size)
         dense, statistics = parameters[: self._dense_size], parameters[self._dense_size :]
         by_table = self._by_table(plan, rows)
         keys = [plan.keys(t) for t in range(len(self._dims))]
@@ -199,7 +199,9 @@ class Client(Puller):
 
 def _whole_or_none(vector: Floats) -> Floats:
     """A vector that no shard uses unless all can: each judges its slice alone, and cuts must decide nothing."""
-    return vector if np.abs(vector).max(initial=0) < _GRADIENT_LIMIT else np.full_like(vector, np.nan)
+    # Not the largest of their sizes: that would be a second vector. Of what has a NaN, both are NaN.
+    usable = vector.max(initial=0) < _GRADIENT_LIMIT and vector.min(initial=0) > -_GRADIENT_LIMIT
+    return vector if usable else np.full_like(vector, np.nan)
 
 
 class Heartbeat:

@@ -186,3 +186,13 @@ def test_optimizers_whose_state_is_not_by_element(kind: Any) -> None:
 def test_constants_out_of_range(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=option):
         vector("adam", np.zeros(3, F), **{option: value})
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 100_000])
+def test_arrays_begin_a_cache_line(size: int) -> None:
+    made = _core.aligned_floats(size)
+    assert made.shape == (size,)
+    assert made.dtype == np.float32
+    assert made.ctypes.data % 64 == 0
+    made[:] = 1.0
+    assert made.sum() == size
