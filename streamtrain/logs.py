@@ -2,6 +2,9 @@
 
 import logging
 import sys
+import threading
+import time
+from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -37,6 +40,41 @@ def set_up_logs(format_: Format = "text", level: Level = "info", process: str = 
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("streamtrain").setLevel(level.upper())
+
+
+class Seldom:
+    """What may happen again and again, and is to be logged at once, then now and then. Thread-safe.
+
+    Args:
+        every: seconds between two lines of one kind, at least.
+        now: seconds of a clock that never goes back.
+    """
+
+    def __init__(self, every: float = 60.0, now: Callable[[], float] = time.monotonic) -> None:
+        self._every, self._now = every, now
+        self._lock = threading.Lock()
+        self._said: dict[Hashable, float] = {}
+        self._unsaid: dict[Hashable, int] = {}
+
+    def due(self, kind: Hashable = "", times: int = 1) -> int:
+        """It has happened so many times more.
+
+        Args:
+            kind: what, of a few.
+            times: how often.
+
+        Returns:
+            How often since it was due last: to be logged now; 0: not yet.
+        """
+        if not times:
+            return 0
+        with self._lock:
+            now, count = self._now(), self._unsaid.get(kind, 0) + times
+            is_due = now - self._said.get(kind, -self._every) >= self._every
+            self._unsaid[kind] = 0 if is_due else count
+            if is_due:
+                self._said[kind] = now
+            return count if is_due else 0
 
 
 def fail(message: str) -> None:

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from streamtrain.cli import app
 from streamtrain.config import load_settings
-from streamtrain.metrics import definition, of_serving, of_shard, of_worker
+from streamtrain.metrics import definition, of_coordinator, of_serving, of_shard, of_worker
 from streamtrain.metrics.definition import Definition
 from streamtrain.settings import GROUPS, KEYS
 from tests.test_house import COMMON, MAY_IMPORT
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "schemas" / "README.md"])
 METRICS = {
     one.name
-    for module in (definition, of_worker, of_shard, of_serving)
+    for module in (definition, of_worker, of_shard, of_coordinator, of_serving)
     for one in vars(module).values()
     if isinstance(one, Definition)
 }
@@ -126,7 +126,7 @@ def test_settings_files_can_be_read(page: Path, tmp_path: Path) -> None:
 
 @each_page
 def test_metrics_that_are_named_exist(page: Path) -> None:
-    for name in re.findall(r"\bstreamtrain_(?:worker|shard|serving|build)_\w+", page.read_text()):
+    for name in re.findall(r"\bstreamtrain_(?:worker|shard|coordinator|serving|build)_\w+", page.read_text()):
         assert re.sub(r"_(bucket|count|sum)$", "", name) in METRICS or name in METRICS, f"{page.name}: {name}"
 
 

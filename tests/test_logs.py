@@ -115,3 +115,16 @@ def test_a_format_that_is_none(tmp_path: Path) -> None:
     done = subprocess.run(told, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "streamtrain: log.format on the command line must be 'text' or 'json', not 'xml'\n"
+
+
+def test_what_happens_all_the_time_is_due_now_and_then() -> None:
+    now = 100.0
+    seldom = logs.Seldom(60.0, lambda: now)
+    assert [seldom.due() for _ in range(5)] == [1, 0, 0, 0, 0]
+    assert seldom.due("another", 7) == 7
+    now += 59.9
+    assert seldom.due(times=3) == 0
+    now += 0.2
+    assert seldom.due(times=0) == 0  # it has not happened
+    assert seldom.due() == 8
+    assert seldom.due() == 0

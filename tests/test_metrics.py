@@ -120,14 +120,6 @@ def test_the_page_says_what_is_declared() -> None:
     assert sorted(on_the_page) == sorted(row_of(one) for one in DEFINITIONS)
 
 
-def test_alerts_are_on_metrics_that_there_are() -> None:
-    alerts = PAGE.partition("## What to alert on")[2].partition("## Every process")[0]
-    used = set(re.findall(r"streamtrain_\w+", alerts))
-    there = {one.name for one in DEFINITIONS}
-    assert len(used) > 10
-    assert used <= there
-
-
 def test_names_are_declared_once() -> None:
     names = [one.name for one in DEFINITIONS]
     assert len(set(names)) == len(names)
@@ -429,7 +421,8 @@ def test_a_shard(served: Callable[[CollectorRegistry], Endpoint]) -> None:
     assert one.get("shard_dense_bytes") == node.shard.dense.nbytes
     assert one.get("shard_watermark_timestamp_seconds") == 1_001
     assert one.get("shard_checkpoint_failures_total") == 1
-    assert one.by("shard_events_total") == {"refused_token": 2}
+    assert {name: count for name, count in one.by("shard_events_total").items() if count} == {"refused_token": 2}
+    assert one.by("shard_events_total")["backup_took_over"] == 0  # so that the first one is an increase
 
 
 def test_a_process_serves_the_figures_of_its_shard(tmp_path: Path, start: Callable[..., processes.Process]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ShardError, StreamtrainError
+from streamtrain.logs import Seldom
 from streamtrain.ps import wire
 from streamtrain.ps.clock import latest
 from streamtrain.ps.shards import Control
@@ -20,6 +21,8 @@ from streamtrain.store.manifest import Kind
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_SAY_SECONDS = 600.0  # between two lines that say the same
 
 
 @dataclass(frozen=True)
@@ -176,17 +179,27 @@ class Schedule:
         checkpointer: what takes them; used here only.
         every: seconds from one to the next.
         at_end: whether `stop` takes a last one, if anything has been learned since.
+        count: called with "checkpoints_taken" or "checkpoints_failed" for each.
 
     Attributes:
         taken: how many there are.
-        failed: how many could not be taken; why is logged.
+        failed: how many could not be taken; why is logged, every ten minutes at most.
         last: the one that was taken last, here or before; None: it is not known.
     """
 
-    def __init__(self, checkpointer: Checkpointer, every: float, *, at_end: bool = False) -> None:
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        every: float,
+        *,
+        at_end: bool = False,
+        count: Callable[[str], object] = lambda name: None,
+    ) -> None:
         self._checkpointer = checkpointer
         self._every = every
         self._at_end = at_end
+        self._count = count
+        self._failing, self._seldom = "", Seldom(_SAY_SECONDS)
         self._stop = threading.Event()
         self._lock = threading.Lock()  # who takes one
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
@@ -210,6 +223,10 @@ class Schedule:
         with self._lock:
             taken = self._checkpointer.take(full=full)
             self.taken += 1
+            self._count("checkpoints_taken")
+            if self._failing:
+                logger.info("checkpoints are taken again")
+            self._failing = ""
             self.last = Saved(taken.epoch, time.time())
             logger.info("checkpoint %s", taken)
             return taken
@@ -236,9 +253,16 @@ class Schedule:
             if self._checkpointer.changed():
                 self.now()
         except StreamtrainError as exc:
-            self.failed += 1
-            level = logging.ERROR if isinstance(exc, CheckpointError) else logging.WARNING
-            logger.log(level, "no checkpoint: %s", exc)
+            self._fail()
+            kind = type(exc).__name__
+            if self._seldom.due(kind) or kind != self._failing:
+                level = logging.ERROR if isinstance(exc, CheckpointError) else logging.WARNING
+                logger.log(level, "no checkpoint: %s", exc)
+            self._failing = kind
         except Exception:  # whatever it is: to go on training without ever trying again would be worse
-            self.failed += 1
+            self._fail()
             logger.exception("no checkpoint")
+
+    def _fail(self) -> None:
+        self.failed += 1
+        self._count("checkpoints_failed")

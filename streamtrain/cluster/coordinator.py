@@ -53,6 +53,7 @@ class Coordinator:
         self.members = Members(self._left)
         self._controls, self._now = controls, now
         self._looks: list[Any] = [None] * len(controls)  # what shards said last; None: they are away
+        self._away: set[int] = set()  # shards that had answered and do not
         self._samples: deque[tuple[float, int]] = deque()
         self._points: deque[dict[str, Any]] = deque(maxlen=_POINTS)
         self._gone: dict[str, Mapping[str, int]] = {}  # dead letters of workers that are gone, by name
@@ -163,6 +164,8 @@ class Coordinator:
         looks = list(self._pool.map(look_at, self._controls))
         ready = [look for look in looks if look is not None and look.ready]
         at = time.monotonic()
+        for index, (before, now) in enumerate(zip(self._looks, looks, strict=True)):
+            self._note(index, before, now)
         with self._lock:
             self._looks = looks
             if (samples := samples_of(ready)) is not None:
@@ -172,6 +175,16 @@ class Coordinator:
         if at >= self._point_due:
             self._point_due = at + _POINT_EVERY
             self._add_point(ready)
+
+    def _note(self, index: int, before: Any | None, now: Any | None) -> None:
+        """Says that a shard has gone, and that it is back; not what the first look finds."""
+        was_away = index in self._away
+        if before is not None and now is None:
+            logger.warning("shard %d at %s does not answer", index, self.slots.shards[index])
+            self._away.add(index)
+        elif was_away and now is not None:
+            logger.info("shard %d at %s answers again", index, self.slots.shards[index])
+            self._away.discard(index)
 
     def _add_point(self, ready: Sequence[Any]) -> None:
         figures, rate = self.lead.reports.figures(), self._rate()

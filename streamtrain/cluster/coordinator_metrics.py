@@ -7,12 +7,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from streamtrain.cluster.coordinator import SERVER, WORKER, Coordinator
-from streamtrain.cluster.metrics import COUNTERS
+from streamtrain.cluster.metrics import COUNTERS, LED, led
 from streamtrain.metrics import of_coordinator as of
 from streamtrain.metrics import of_shard
 
 _STATES = ("ready", "empty", "away")
-_LED = (of_shard.PUBLICATIONS, of_shard.VERSIONS)
+_COUNTED = (of_shard.CHECKPOINTS, of_shard.PUBLICATIONS, of_shard.VERSIONS)
 
 
 class CoordinatorMetrics(Collector):
@@ -28,21 +28,22 @@ class CoordinatorMetrics(Collector):
 
     def describe(self) -> Iterator[Metric]:
         """Without values: what a registry knows it by."""
-        for definition in (of.MEMBERS, of.SHARDS, of.SLOT_EPOCH, of.LAG, of.EVENTS, of_shard.HELD, *_LED):
+        for definition in (of.MEMBERS, of.LOST, of.SHARDS, of.SLOT_EPOCH, of.LAG, of.EVENTS, *LED, *_COUNTED):
             yield definition.family()
 
     def collect(self) -> Iterator[Metric]:
         """As of now."""
-        members, publications = self._coordinator.members, self._coordinator.lead.publications
+        members = self._coordinator.members
         states = Counter(shard["state"] for shard in self._coordinator.shards())
         yield of.MEMBERS.family({(kind,): len(members.of(kind)) for kind in (WORKER, SERVER)})
+        yield of.LOST.family({(kind,): members.lost[kind] for kind in (WORKER, SERVER)})
         yield of.SHARDS.family({(state,): states[state] for state in _STATES})
         yield of.SLOT_EPOCH.family({(): self._coordinator.slots.epoch})
         lag = self._coordinator.lag()
         yield of.LAG.family(None if lag is None else {(): lag})
-        yield of_shard.HELD.family({(): bool(publications.held)} if publications else None)
+        yield from led(self._coordinator.lead.leading)
         counters = dict(self._counters())
-        for definition in _LED:
+        for definition in _COUNTED:
             names = {name: labels for name, (of_name, labels) in COUNTERS.items() if of_name is definition}
             yield definition.family({labels: counters.pop(name, 0) for name, labels in names.items()})
         yield of.EVENTS.family({(name,): count for name, count in counters.items()})

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,11 @@ class CheckpointKeeper:
 
     Args:
         epochs: where checkpoints are.
+        count: called with "damaged_checkpoints" for each that is passed by.
     """
 
-    def __init__(self, epochs: Epochs) -> None:
-        self._epochs = epochs
+    def __init__(self, epochs: Epochs, count: Callable[[str], object] = lambda name: None) -> None:
+        self._epochs, self._count = epochs, count
         self._channels: list[int] = []  # by table, of what changed since the last mark
 
     def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
@@ -39,6 +40,8 @@ class CheckpointKeeper:
         chain = self._epochs.newest_good(
             lambda one: _restorable(one, shards), lambda one: sources_of(index, shards, len(one.shards))
         )
+        for _ in self._epochs.damaged:
+            self._count("damaged_checkpoints")
         if chain is None:
             if self._epochs.numbers():
                 raise CheckpointError(
@@ -46,6 +49,7 @@ class CheckpointKeeper:
                     f"different clocks and not {shards}; to begin anew, give checkpoint.url another place"
                 )
             return None
+        logger.info("shard %d of %d restores epoch %d", index, shards, chain.epoch)
         shard = restore_shard(chain, index, shards)
         self._channels = [table.open_channel() for table in shard.tables]
         return shard, chain.epoch if len(chain.shards) == shards else NO_EPOCH

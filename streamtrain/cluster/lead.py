@@ -52,7 +52,7 @@ class Lead:
         kept, publish = settings.checkpoint, settings.publish
         if kept.url:
             checkpointer = Checkpointer(controls, Epochs(kept.url), keep=kept.keep, full_every=kept.full_every)
-            self.checkpoints = Schedule(checkpointer, kept.every, at_end=at_end)
+            self.checkpoints = self.leading.checkpoints = Schedule(checkpointer, kept.every, at_end=at_end, count=count)
         if redis is None:
             return
         dictionaries, gate = dictionaries_of(redis, publish), Gate(**dict(settings.gate))

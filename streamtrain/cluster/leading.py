@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from streamtrain.cluster.checkpoints import Schedule
 from streamtrain.cluster.publication_schedule import PublicationSchedule
 from streamtrain.cluster.reports import Reports
 from streamtrain.errors import PublicationError, ShardError, ShardRefused
@@ -19,17 +20,29 @@ class Leading:
 
     Attributes:
         schedule: of publications; None: it is published nowhere.
+        checkpoints: their schedule; None: there is no place for them.
     """
 
     def __init__(self, reports: Reports, count: Callable[[str], object]) -> None:
         self._reports = reports
         self._count = count
         self.schedule: PublicationSchedule | None = None
+        self.checkpoints: Schedule | None = None
 
     @property
     def held(self) -> bool:
         """See Leader."""
         return self.schedule is not None and bool(self.schedule.held)
+
+    @property
+    def checkpointed(self) -> float | None:
+        """See Leader."""
+        return self.checkpoints.last.at if self.checkpoints and self.checkpoints.last else None
+
+    @property
+    def published(self) -> float | None:
+        """See Leader."""
+        return self.schedule.last.published if self.schedule and self.schedule.last else None
 
     def report(self, worker: str, windows: Sequence[Any]) -> None:
         """See Leader."""

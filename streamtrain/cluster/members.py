@@ -1,12 +1,16 @@
 """Members: the processes of a cluster that say that they are there."""
 
 import json
+import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from streamtrain.errors import ShardRefused
+
+logger = logging.getLogger(__name__)
 
 LEASE = 5.0
 """Seconds for which a process is there without saying so again."""
@@ -38,12 +42,16 @@ class Members:
     Args:
         left: is told of each that leaves, or whose lease ends.
         now: monotonic seconds.
+
+    Attributes:
+        lost: how many leases have ended, by kind: nobody has said that these processes end.
     """
 
     def __init__(
         self, left: Callable[[Member], object] = lambda member: None, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._left, self._now = left, now
+        self.lost: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._known: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
 
@@ -68,13 +76,17 @@ class Members:
         with self._lock:
             if len(self._known) >= _MOST and (kind, name) not in self._known:
                 raise ShardRefused(f"there are {_MOST} processes already", "limit")
+            is_new = (kind, name) not in self._known
             self._known[kind, name] = self._now(), said
+        if is_new:
+            logger.info("%s %s is there", kind, name)
 
     def leave(self, kind: str, name: str) -> None:
         """A process ends."""
         with self._lock:
             gone = self._known.pop((kind, name), None)
         if gone:
+            logger.info("%s %s has ended", kind, name)
             self._left(Member(kind, name, gone[1], self._now() - gone[0]))
 
     def of(self, kind: str) -> list[Member]:
@@ -93,7 +105,9 @@ class Members:
             ended = [Member(*key, about, now - at) for key, (at, about) in self._known.items() if at < now - LEASE]
             for gone in ended:
                 del self._known[gone.kind, gone.name]
+                self.lost[gone.kind] += 1
         for gone in ended:
+            logger.warning("%s %s is lost: it has not said for %.0f s that it is there", *gone[:2], gone.seen)
             self._left(gone)
 
 

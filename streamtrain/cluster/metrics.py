@@ -9,6 +9,7 @@ import streamtrain.ps.ps_pb2 as pb
 from streamtrain.metrics import of_shard as of
 from streamtrain.metrics.definition import Definition
 from streamtrain.ps import wire
+from streamtrain.ps.leader import Leader
 from streamtrain.ps.node import NO_EPOCH, Node
 from streamtrain.ps.status import status_of
 
@@ -23,6 +24,8 @@ COUNTERS: dict[str, tuple[Definition, tuple[str, ...]]] = {
     "gradients_non_finite_dense": (of.DENSE_GRADIENTS, ()),
     "gradients_expired": (of.DROPPED_ROWS, ("expired",)),
     "gradients_evicted": (of.DROPPED_ROWS, ("evicted",)),
+    "checkpoints_taken": (of.CHECKPOINTS, ("taken",)),
+    "checkpoints_failed": (of.CHECKPOINTS, ("failed",)),
     "checkpoint_failures": (of.CHECKPOINT_FAILURES, ()),
     "publications_published": (of.PUBLICATIONS, ("published",)),
     "publications_held": (of.PUBLICATIONS, ("held",)),
@@ -43,7 +46,14 @@ _STATE = (
     of.EPOCH,
     of.BACKUP,
 )
-_GAUGES = (*_STATE, of.HELD)
+LED = (of.HELD, of.CHECKPOINT_TIME, of.PUBLICATION_TIME)
+"""Gauges of whoever leads."""
+_GAUGES = (*_STATE, *LED)
+# Events that there may be and that alerts look at.
+_EVENTS = (
+    *("refused_malformed", "refused_mismatch", "refused_limit", "refused_unauthenticated", "refused_token"),
+    *("backup_lost", "backup_took_over", "damaged_checkpoints", "failed_ShardBroken"),
+)
 _COUNTED = (*dict.fromkeys(definition for definition, _ in COUNTERS.values()), of.EVENTS)
 
 _Values = dict[tuple[object, ...], float]
@@ -84,9 +94,18 @@ class ShardMetrics(Collector):
         yield of.EPOCH.family({(): status.epoch} if status.epoch != NO_EPOCH else None)
         paired = status.HasField("standing") and status.standing.role == pb.PRIMARY
         yield of.BACKUP.family({(): status.standing.in_step} if paired else None)
-        leader = self._node.leader
-        yield of.HELD.family({(): leader.held} if leader else None)
+        yield from led(self._node.leader)
         yield from _counted(counters)
+
+
+def led(leader: Leader | None) -> Iterator[Metric]:
+    """`LED`, of who leads; None: whose they are does not."""
+    yield of.HELD.family({(): leader.held} if leader else None)
+    for definition, at in (
+        (of.CHECKPOINT_TIME, leader and leader.checkpointed),
+        (of.PUBLICATION_TIME, leader and leader.published),
+    ):
+        yield definition.family({(): at} if at else None)
 
 
 def _counted(counters: dict[str, int]) -> Iterator[Metric]:
@@ -94,6 +113,7 @@ def _counted(counters: dict[str, int]) -> Iterator[Metric]:
     values: dict[Definition, _Values] = {definition: {} for definition in _COUNTED}
     for definition, labels in COUNTERS.values():
         values[definition][labels] = 0
+    values[of.EVENTS] = {(name,): 0 for name in _EVENTS}
     for name, count in counters.items():
         definition, labels = COUNTERS.get(name, (of.EVENTS, (name,)))
         values[definition][labels] = count

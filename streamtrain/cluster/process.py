@@ -71,7 +71,8 @@ class PsProcess:
         if backup and not settings.ps.backups:
             raise ConfigError("--backup needs ps.backups, the addresses of the backups of all shards")
         security = Security.read(**settings.security.arguments())
-        keeper = CheckpointKeeper(Epochs(settings.checkpoint.url)) if settings.checkpoint.url else None
+        kept = settings.checkpoint.url
+        keeper = CheckpointKeeper(Epochs(kept), self._count) if kept else None
         self._redis = redis_of(settings.publish)
         publisher = ShardPublisher(dictionaries_of(self._redis, settings.publish)) if self._redis else None
         make_consistency = strategy(settings.consistency, workers)
@@ -94,6 +95,9 @@ class PsProcess:
             controls = self._controls(addresses, settings, security)
             self.lead = Lead(controls, settings, self.node.count, self._redis)
         self.metrics = self._serve_metrics(settings.ps.metrics) if settings.ps.metrics else None
+
+    def _count(self, name: str) -> None:
+        self.node.count(name)
 
     def _serve_metrics(self, address: str) -> Endpoint:
         registry = process_registry()

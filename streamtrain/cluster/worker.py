@@ -165,6 +165,7 @@ class WorkerProcess:
         run = patiently(shards.agree, retry, stopped)
         ps = self._settings.ps
         client = shards.client(self._name, run, dtype=ps.wire_dtype, lanes=ps.lanes, retry=retry, stopped=stopped)
+        self.metrics.watch(lambda: self._stream.away, lambda: client.away)
         self._reporter = Reporter(self._leader or shards.controls[0], self._name, self.metrics.report_failed)
         loop = Loop(
             *(self._model, self._step, client, lambda: patiently(shards.stands, retry, stopped)),

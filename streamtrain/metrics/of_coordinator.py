@@ -9,6 +9,13 @@ MEMBERS = Definition(
     "",
     "Processes that have said within their lease that they are there: worker or server.",
 )
+LOST = Definition(
+    "streamtrain_coordinator_lost_members_total",
+    "counter",
+    ("kind",),
+    "members",
+    "Processes whose lease ended, without a word that they end: worker or server.",
+)
 SHARDS = Definition(
     "streamtrain_coordinator_shards",
     "gauge",

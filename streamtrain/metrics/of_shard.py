@@ -84,6 +84,20 @@ EPOCH = Definition(
     "Epoch of the newest checkpoint that the shard wrote or was restored from; missing without one and while one is "
     "being written.",
 )
+CHECKPOINTS = Definition(
+    "streamtrain_shard_checkpoints_total",
+    "counter",
+    ("outcome",),
+    "checkpoints",
+    "Checkpoints of all shards that shard 0, or the coordinator, was to take: taken or failed.",
+)
+CHECKPOINT_TIME = Definition(
+    "streamtrain_shard_checkpoint_timestamp_seconds",
+    "gauge",
+    (),
+    "seconds",
+    "When the newest checkpoint was complete, in seconds since the epoch; of shard 0, or the coordinator.",
+)
 CHECKPOINT_FAILURES = Definition(
     "streamtrain_shard_checkpoint_failures_total",
     "counter",
@@ -105,6 +119,13 @@ HELD = Definition(
     "",
     "1 while publications are held back by the quality gate, else 0; of shard 0, or the coordinator.",
 )
+PUBLICATION_TIME = Definition(
+    "streamtrain_shard_publication_timestamp_seconds",
+    "gauge",
+    (),
+    "seconds",
+    "When the newest publication was made, in seconds since the epoch; of shard 0, or the coordinator.",
+)
 VERSIONS = Definition(
     "streamtrain_shard_versions_total",
     "counter",
@@ -117,5 +138,6 @@ EVENTS = Definition(
     "counter",
     ("event",),
     "events",
-    "Whatever else went wrong: refused_… (requests, by reason), failed_… (by error), broken_sessions, silent_sessions.",
+    "Whatever else went wrong: refused_… (requests, by reason), failed_… (by error), broken_sessions, silent_sessions, "
+    "backup_lost, backup_took_over, damaged_checkpoints (passed by as it was restored).",
 )

@@ -105,6 +105,20 @@ BUFFERED = Definition(
 RECONNECTS = Definition(
     "streamtrain_worker_reconnects_total", "counter", (), "reconnects", "Sessions with shards that were opened again."
 )
+STREAM_AWAY = Definition(
+    "streamtrain_worker_stream_away",
+    "gauge",
+    (),
+    "",
+    "1 while the stream's service is known not to answer, else 0.",
+)
+SHARDS_AWAY = Definition(
+    "streamtrain_worker_shards_away",
+    "gauge",
+    (),
+    "",
+    "Shards that the worker had reached and cannot reach at the moment; it waits for them.",
+)
 REPORT_FAILURES = Definition(
     "streamtrain_worker_report_failures_total",
     "counter",

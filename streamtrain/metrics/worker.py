@@ -152,6 +152,10 @@ class WorkerMetrics:
         """Sessions with shards that were opened again, since the worker began."""
         self._latest.reconnects = total
 
+    def watch(self, stream_away: Callable[[], bool], shards_away: Callable[[], int]) -> None:
+        """What a scrape asks, in a thread of its own: whether the stream is away, and how many shards are."""
+        self._latest.stream_away, self._latest.shards_away = stream_away, shards_away
+
     def report_failed(self) -> None:
         """A window was not taken by shard 0."""
         self._report_failures.inc()
@@ -199,12 +203,15 @@ class _Latest(Collector):
         self.position: Mapping[int, int] = {}
         self.watermark = 0.0
         self.reconnects = 0
+        self.stream_away: Callable[[], bool] = lambda: False
+        self.shards_away: Callable[[], int] = lambda: 0
         self.quality: Mapping[Definition, Mapping[tuple[object, ...], float]] = {}
         self._now = now
 
     def describe(self) -> Iterator[Metric]:
         """Without values: what a registry knows it by."""
-        for definition in (of.LAG, of.POSITION, of.WATERMARK, of.DELAY, of.RECONNECTS, *_QUALITY.values()):
+        of_moment = (of.LAG, of.POSITION, of.WATERMARK, of.DELAY, of.RECONNECTS, of.STREAM_AWAY, of.SHARDS_AWAY)
+        for definition in (*of_moment, *_QUALITY.values()):
             yield definition.family()
 
     def collect(self) -> Iterator[Metric]:
@@ -215,6 +222,8 @@ class _Latest(Collector):
         yield of.WATERMARK.family({(): watermark} if watermark else None)
         yield of.DELAY.family({(): self._now() - watermark} if watermark else None)
         yield of.RECONNECTS.family({(): self.reconnects})
+        yield of.STREAM_AWAY.family({(): self.stream_away()})
+        yield of.SHARDS_AWAY.family({(): self.shards_away()})
         quality = self.quality
         for definition in _QUALITY.values():
             yield definition.family(quality.get(definition))

@@ -1,5 +1,6 @@
 """Answering: unary calls of gRPC, and what errors are on the wire."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,9 @@ from streamtrain.errors import (
     ShardUnavailable,
     StreamtrainError,
 )
+from streamtrain.logs import Seldom
+
+logger = logging.getLogger(__name__)
 
 _REFUSALS = {
     "malformed": grpc.StatusCode.INVALID_ARGUMENT,
@@ -29,6 +33,8 @@ _OTHERS = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
+_seldom = Seldom()
+
 
 @contextmanager
 def answering(context: Any, count: Callable[[str], object]) -> Iterator[None]:
@@ -37,10 +43,14 @@ def answering(context: Any, count: Callable[[str], object]) -> Iterator[None]:
         yield
     except ShardRefused as exc:
         count(f"refused_{exc.reason}")
+        if times := _seldom.due(exc.reason):
+            logger.warning("%d requests refused: %s", times, exc)
         context.abort(_REFUSALS[exc.reason], str(exc))
     except StreamtrainError as exc:
         kind = next((kind for kind in _OTHERS if isinstance(exc, kind)), None)
         count(f"failed_{type(exc).__name__}")
+        if isinstance(exc, ShardBroken) and _seldom.due(ShardBroken):
+            logger.error("%s", exc)
         context.abort(_OTHERS[kind] if kind else grpc.StatusCode.INTERNAL, str(exc))
     except (grpc.RpcError, GeneratorExit):  # while it was awaited, or while it was answered
         count("broken_sessions")  # the client is gone

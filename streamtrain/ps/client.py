@@ -181,6 +181,11 @@ class Client(Puller):
         """How often a shard had to be reached anew; it may stand elsewhere than before."""
         return sum(session.reconnects for session in self._sessions)
 
+    @property
+    def away(self) -> int:
+        """How many shards cannot be reached at the moment; may be asked by another thread."""
+        return sum(session.away for session in self._sessions)
+
     def park(self) -> None:
         """Nothing to learn at the moment: other workers do not wait for this one."""
         for session in self._sessions:

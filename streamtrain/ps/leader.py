@@ -16,6 +16,14 @@ class Leader(Protocol):
     def held(self) -> bool:
         """Whether a publication is held back."""
 
+    @property
+    def checkpointed(self) -> float | None:
+        """When the newest checkpoint was complete, seconds since the epoch; None: it is not known."""
+
+    @property
+    def published(self) -> float | None:
+        """When the newest publication was; as for checkpoints."""
+
     def report(self, worker: str, windows: Sequence[Any]) -> None:
         """Takes the windows of a worker, `LabelWindow` of schemas/ps.proto, in place of those before.
 

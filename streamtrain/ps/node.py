@@ -131,6 +131,7 @@ class Node:
         with self._lock:
             self.follows = False
             self._hold(shard, line)
+        self.count("backup_took_over")
 
     def retire(self, why: str) -> None:
         """Is not primary any more: nothing of its shard is told to anybody."""

@@ -109,6 +109,7 @@ class RemoteSession:
         self._waiting_since = float("inf")
         self._said = 0.0
         self.reconnects = 0
+        self.away = False
         self._go_to(channel, target)
 
     def _go_to(self, channel: grpc.Channel, target: str) -> None:
@@ -223,7 +224,10 @@ class RemoteSession:
             raise why
         logger.warning("%s; connecting again", why)
         self.reconnects += 1
+        self.away = True
         self._connect()
+        logger.info("shard %d is reached again, at %s", self._index, self._target)
+        self.away = False
 
     def _connect(self) -> None:
         """Joins, and sends again what has no answer."""

@@ -1,6 +1,7 @@
 """Security of the wire: TLS, a shared token, and what may be said in the clear."""
 
 import hmac
+import logging
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ import grpc
 
 from streamtrain.address import parse_address
 from streamtrain.errors import ConfigError
+from streamtrain.logs import Seldom
+
+logger = logging.getLogger(__name__)
 
 _HEADER = "authorization"
 _SCHEME = "Bearer "
@@ -157,6 +161,7 @@ class _Authentication(grpc.ServerInterceptor):  # type: ignore[misc]  # grpcio h
     def __init__(self, token: str, refused: Callable[[], object]) -> None:
         self._expected = (_SCHEME + token).encode()
         self._refused = refused
+        self._seldom = Seldom()
         # Methods of every kind are one on the wire. A handler of a stream of requests need not wait for any of them.
         self._refusal = grpc.stream_unary_rpc_method_handler(_refuse)
 
@@ -165,6 +170,8 @@ class _Authentication(grpc.ServerInterceptor):  # type: ignore[misc]  # grpcio h
             if key == _HEADER and hmac.compare_digest(value.encode(errors="replace"), self._expected):
                 return continuation(handler_call_details)
         self._refused()
+        if times := self._seldom.due():
+            logger.warning("%d calls came without the token of the cluster, or with a wrong one", times)
         return self._refusal
 
 

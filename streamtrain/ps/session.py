@@ -63,6 +63,9 @@ class Session(Pulls, Protocol):
     reconnects: int
     """How often the shard had to be reached anew; it may stand elsewhere than before."""
 
+    away: bool
+    """Whether the shard cannot be reached at the moment."""
+
     def join(self, progress: int | None) -> int:
         """Begins, as `Consistency.join`."""
 
@@ -110,6 +113,7 @@ class LocalSession:
     """
 
     reconnects = 0
+    away = False
 
     def __init__(self, shard: Shard, consistency: Consistency, worker: str) -> None:
         self._shard = shard

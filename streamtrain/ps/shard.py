@@ -13,6 +13,7 @@ from streamtrain._core import DenseVector
 from streamtrain.errors import ShardBroken, ShardRefused, ShardUnavailable
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Clock, Outcome, Span, Stand, VectorClock
+from streamtrain.ps.full import Full
 from streamtrain.ps.gate import Gate
 from streamtrain.ps.push import Floats, Push, Pushed, PushStats
 
@@ -109,6 +110,7 @@ class Shard:
         self._watermarks: dict[int, float] = {}
         self._lock = threading.Condition()
         self._gate = Gate()
+        self._full = Full(index)
         self._broken: str | None = None
         self._retired: str | None = None
 
@@ -185,6 +187,7 @@ class Shard:
                 stats.applied += done.applied
                 stats.unadmitted += done.unadmitted
                 stats.evicted += done.evicted
+                self._full.note(settings["name"], done.evicted)
                 stats.non_finite_rows += len(done.non_finite)
             if settings["expire_after"]:
                 visits = max(_MIN_EXPIRY_VISITS, _EXPIRY_VISITS * len(update.keys))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from streamtrain.errors import StreamtrainError
+from streamtrain.logs import Seldom
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,7 @@ class Admission:
         self.requests = self.waiting = self.body_bytes = 0
         self.refused: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
         self._most, self._most_bytes = requests, body_bytes
-        self._now, self._said = now, -_SAY_SECONDS
-        self._unsaid = 0
+        self._seldom = Seldom(_SAY_SECONDS, now)
 
     def admit(self) -> "Admitted":
         """A request begins, and ends with the context.
@@ -81,10 +81,8 @@ class Admission:
     def count(self, exc: Overloaded) -> None:
         """A request was refused; said at most every ten seconds, however many there are."""
         self.refused[exc.reason] += 1
-        self._unsaid += 1
-        if self._now() - self._said >= _SAY_SECONDS:
-            logger.warning("overloaded, %d requests refused: %s", self._unsaid, exc)
-            self._said, self._unsaid = self._now(), 0
+        if times := self._seldom.due():
+            logger.warning("overloaded, %d requests refused: %s", times, exc)
 
 
 class Admitted:

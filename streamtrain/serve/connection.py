@@ -1,6 +1,7 @@
 """Connection: HTTP as uvicorn speaks it, with an end to the patience for clients that are slow or say too much."""
 
 import json
+import logging
 import sys
 from asyncio import BaseTransport, TimerHandle
 from dataclasses import dataclass, field
@@ -9,7 +10,17 @@ from typing import Literal, get_args
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from streamtrain.logs import Seldom
+
+logger = logging.getLogger(__name__)
+
 Reason = Literal["many", "slow", "headers", "unread"]
+_REASONS: dict[Reason, str] = {
+    "many": "too many are open (serve.max_connections)",
+    "slow": "their requests did not come whole in time",
+    "headers": "their first lines or headers are too large",
+    "unread": "their clients do not read the answers",
+}
 
 
 @dataclass
@@ -35,6 +46,13 @@ class Connections:
     refused: dict[Reason, int] = field(
         default_factory=lambda: dict.fromkeys(get_args(Reason), 0), init=False, repr=False
     )
+    seldom: Seldom = field(default_factory=Seldom, init=False, repr=False, compare=False)
+
+    def count(self, reason: Reason) -> None:
+        """A connection is closed; said at most once a minute of each reason."""
+        self.refused[reason] += 1
+        if times := self.seldom.due(reason):
+            logger.warning("%d connections closed: %s", times, _REASONS[reason])
 
     def protocol(self) -> type[HttpToolsProtocol]:
         """The protocol that keeps to it, for uvicorn."""
@@ -127,7 +145,7 @@ class _Connection(HttpToolsProtocol):
             self._refuse("slow", 408, f"the request did not come whole within {self.limits.receive_seconds:g} s")
 
     def _abandon(self) -> None:
-        self.limits.refused["unread"] += 1
+        self.limits.count("unread")
         self.transport.abort()
 
     def _disarm(self) -> None:
@@ -136,7 +154,7 @@ class _Connection(HttpToolsProtocol):
             self._coming = None
 
     def _refuse(self, reason: Reason, status: int, message: str) -> None:
-        self.limits.refused[reason] += 1
+        self.limits.count(reason)
         self._disarm()
         # The cycle is of the request that comes or, while that is a head, of the one before.
         may_answer = self.cycle is None or (

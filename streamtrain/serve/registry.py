@@ -13,6 +13,7 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 from streamtrain.errors import ConfigError, PublicationCorrupt, PublicationError
+from streamtrain.logs import Seldom
 from streamtrain.model.model import Model
 from streamtrain.model.spec import Spec
 from streamtrain.serve.graph import Graph
@@ -64,6 +65,7 @@ class Registry:
         self._cache_bytes = cache_bytes
         self.swaps = {"promote": 0, "rollback": 0, "step": 0, "reload": 0}
         self.refused = 0
+        self._seldom, self._told = Seldom(), ""
         self._graph = Graph(model)
         self._spec = Spec.of(model)
         self._resident: dict[Version, Predictor] = {}
@@ -256,7 +258,9 @@ class Registry:
             yield
         except (PublicationCorrupt, PublicationMismatch) as exc:
             self.refused += 1
-            logger.error("refused: %s", exc)
+            if self._seldom.due() or str(exc) != self._told:  # it is tried again and again
+                logger.error("refused: %s", exc)
+                self._told = str(exc)
             raise
         except ConfigError as exc:
             self.refused += 1

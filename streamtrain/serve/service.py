@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
 from streamtrain.errors import StreamtrainError
+from streamtrain.logs import Seldom
 from streamtrain.serve.admission import Admission, Admitted, Overloaded
 from streamtrain.serve.answers import RETRY_SECONDS, Refused, answer_refusal
 from streamtrain.serve.batcher import Batcher
@@ -24,6 +26,8 @@ from streamtrain.serve.registry import HEAD, Registry, Version
 from streamtrain.serve.selection import Selection
 from streamtrain.serve.tokens import Tokens
 from streamtrain.serve.watchdog import Watch, Watchdog
+
+logger = logging.getLogger(__name__)
 
 Choose = Callable[[], Predictor]
 
@@ -84,6 +88,7 @@ class Service:
         self.watchdog = Watchdog(self.selection, watch, labels)
         self.metrics = ServingMetrics(self)
         self._now = now
+        self._seldom = Seldom()
         self._changed = asyncio.Event()
         self._ending = False
         self._listener: Callable[[], object] = lambda: None
@@ -237,6 +242,8 @@ class Service:
             except TimeoutError:
                 at = ",".join(f"{partition}:{offset}" for partition, offset in sorted(clock.items())) or "nowhere"
                 message = f"x-min-offset: not learned within {self.limits.wait:g} s; the next to be learned are at {at}"
+                if times := self._seldom.due():
+                    logger.warning("%d requests waited in vain for offsets: %s", times, message)
                 raise Refused(412, message) from None
             finally:
                 self.admission.waiting -= 1

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Literal, get_args
 
 from streamtrain.errors import ConfigError
+from streamtrain.logs import Seldom
 from streamtrain.serve.answers import Refused
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Tokens:
         self._salt = secrets.token_bytes(16)
         self._admin = None if admin is None else self._digest(admin)
         self._read = None if read is None else self._digest(read)
-        self._now, self._said = now, -_SAY_SECONDS
+        self._seldom = Seldom(_SAY_SECONDS, now)
         self.refused: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)
 
     @property
@@ -100,8 +101,7 @@ class Tokens:
 
     def _refusal(self, kind: Kind, client: str) -> Refused:
         self.refused[kind] += 1
-        if self._now() - self._said >= _SAY_SECONDS:
-            self._said = self._now()
+        if self._seldom.due():
             logger.warning("%s came without the %s token, or with a wrong one", client, kind)
         message = f"this needs the {kind} token: send it as authorization: Bearer TOKEN"
         return Refused(401, message, {"www-authenticate": "Bearer"})

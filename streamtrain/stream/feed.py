@@ -122,6 +122,7 @@ class Feed:
         logger.warning(
             "partition %d: %d samples were deleted before they were learned; goes on at offset %d",
             *(gone.partition, gone.low - gone.wanted, gone.low),
+            extra={"batch": f"{gone.partition}:{gone.wanted}-{gone.low - 1}"},
         )
         self.skipped += gone.low - gone.wanted
         self.source.seek(gone.partition, gone.low)

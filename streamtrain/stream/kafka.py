@@ -63,6 +63,11 @@ class KafkaStream:
             offsets[name][partition] = self._good(answer).offset
         return offsets
 
+    @property
+    def away(self) -> bool:
+        """See Stream."""
+        return self._service.is_away
+
     def bounds(self) -> dict[int, Bounds]:
         """See Stream."""
         offsets = self._offsets({"low": OffsetSpec.earliest(), "high": OffsetSpec.latest()})

@@ -62,6 +62,11 @@ class Presence:
         self._lock = threading.Lock()
         self._away: set[object] = set()
 
+    @property
+    def is_away(self) -> bool:
+        """Whether some client says so."""
+        return bool(self._away)
+
     def away(self, client: object, reason: str) -> None:
         """A client says that it reaches no broker."""
         with self._lock:

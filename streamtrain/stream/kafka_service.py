@@ -76,6 +76,11 @@ class Service:
         self._presence = Presence(self.name)
         self.make(AdminClient, self.link(lambda _: None))  # which checks the options
 
+    @property
+    def is_away(self) -> bool:
+        """Whether no broker is reached at the moment."""
+        return self._presence.is_away
+
     def link(self, refused: Callable[[SourceRefused], None]) -> Link:
         """Of one client that is about to be made; see Link."""
         return Link(self._presence, refused)

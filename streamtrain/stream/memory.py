@@ -58,7 +58,7 @@ class MemoryStream:
 
     def __init__(self, topic: str = "samples", service: MemoryService | None = None) -> None:
         self.topic = topic
-        self.name = f"topic {topic} in memory"
+        self.name, self.away = f"topic {topic} in memory", False
         self._service = service or MemoryService()
 
     @classmethod

@@ -38,6 +38,9 @@ class Link:
         url: "redis://", "rediss://" (TLS) or "unix://"; with user, password and database.
         timeout: seconds that connecting, and any answer, may take.
 
+    Attributes:
+        is_away: whether it did not answer, and has not since.
+
     Raises:
         ConfigError: there is no such URL.
     """
@@ -64,7 +67,7 @@ class Link:
         kwargs = pool.connection_kwargs
         self.name = f"Redis at {kwargs.get('path') or '{}:{}'.format(kwargs.get('host'), kwargs.get('port', 6379))}"
         self._lock = threading.Lock()
-        self._is_away = False
+        self.is_away = False
         self._worked = 0.0
 
     def connect(self) -> "Lane":
@@ -101,15 +104,15 @@ class Link:
         """It did not answer what was asked at `since` of the monotonic clock."""
         with self._lock:
             # Another thread may have reached it after this one began to wait for nothing.
-            if not self._is_away and since >= self._worked:
-                self._is_away = True
+            if not self.is_away and since >= self._worked:
+                self.is_away = True
                 logger.warning("%s is away: %s", self.name, reason)
 
     def _back(self) -> None:
         with self._lock:
             self._worked = time.monotonic()
-            if self._is_away:
-                self._is_away = False
+            if self.is_away:
+                self.is_away = False
                 logger.warning("%s is back", self.name)
 
     def translate(self, error: redis.RedisError) -> SourceError:

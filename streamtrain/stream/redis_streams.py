@@ -50,6 +50,11 @@ class RedisStream:
         self._lease, self._idle = lease, idle
         self._maxlen, self._buffer_bytes = maxlen, buffer_bytes
 
+    @property
+    def away(self) -> bool:
+        """See Stream."""
+        return self._link.is_away
+
     def bounds(self) -> dict[int, Bounds]:
         """See Stream."""
         with closing(self._link.connect()) as lane:

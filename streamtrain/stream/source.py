@@ -126,6 +126,10 @@ class Stream(Protocol):
     topic: str
     name: str
 
+    @property
+    def away(self) -> bool:
+        """Whether its service is known not to answer at the moment."""
+
     def bounds(self) -> dict[int, Bounds]:
         """What there is of every partition.
 

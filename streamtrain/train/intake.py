@@ -1,5 +1,6 @@
 """Intake: from the stream to batches: what is fetched, decoded, too late, bad, or not to be learned from."""
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import BadSample
+from streamtrain.logs import Seldom
 from streamtrain.metrics.worker import WorkerMetrics
 from streamtrain.model.batch import Batch
 from streamtrain.model.guard import BadSampleGuard
@@ -20,6 +22,9 @@ from streamtrain.stream.feed import Feed, Messages
 from streamtrain.stream.formats import Format
 from streamtrain.stream.source import Listener, Stream
 from streamtrain.stream.waiting import available
+from streamtrain.train.behind import Behind
+
+logger = logging.getLogger(__name__)
 
 
 class Taken(NamedTuple):
@@ -125,6 +130,7 @@ class StreamIntake:
         self._metrics = metrics or WorkerMetrics()
         self._guard = BadSampleGuard(self._rules.max_bad_ratio)
         self._watermarks: dict[int, float] = {}
+        self._seldom, self._behind = Seldom(), Behind()
         self._refused: dict[int, int] = {}  # offset after the last message that was refused, by partition
         self.reach, self.count = self._feed.reach, self._feed.count
 
@@ -164,6 +170,10 @@ class StreamIntake:
             for b, value in ((b, messages.values[b.index]) for b in refused)
         ]
         self._metrics.late(int(late.sum()))
+        if times := self._seldom.due(LATE, 0 if self._rules.late_is_dead else int(late.sum())):
+            logger.warning(
+                "%d samples came more than %g s late, and are learned even so", times, self._rules.late_after or 0
+            )
         self._refuse(letters)
         return Taken(self._sampled(batch, partitions, messages.offsets), watermarks, len(letters))
 
@@ -199,6 +209,12 @@ class StreamIntake:
                 continue
             self._refused[one.partition] = one.offset + 1
             self._metrics.bad(one.reason, 1)
+            if times := self._seldom.due(one.reason):
+                logger.warning(
+                    "%d messages are refused: %s%s; the last is offset %d of partition %d",
+                    *(times, one.reason, f" in field {one.field!r}" if one.field else "", one.offset, one.partition),
+                    extra={"batch": f"{one.partition}:{one.offset}-{one.offset}"},
+                )
             if self._letters is not None:
                 self._letters.write(one)
                 self._metrics.dead_letters(one.reason, 1)
@@ -222,7 +238,9 @@ class StreamIntake:
     def commit(self, positions: Mapping[int, int]) -> None:
         """See Intake."""
         self._feed.source.commit(positions)
-        self._metrics.lag(self._feed.source.lag())
+        lag = self._feed.source.lag()
+        self._metrics.lag(lag)
+        self._behind.look(sum(lag.values()))
 
     def close(self) -> None:
         """See Intake."""

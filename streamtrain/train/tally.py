@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from streamtrain.logs import Seldom
 from streamtrain.metrics.worker import WorkerMetrics
 from streamtrain.model.batch import Batch
 from streamtrain.model.sampling import Sampling
@@ -38,6 +39,7 @@ class Tally:
         self._metrics = metrics
         self._validation = validation
         self._sampling = sampling
+        self._seldom = Seldom()
         self.samples = 0
         self.watermark = 0.0
         self.stats = PushStats()
@@ -46,10 +48,11 @@ class Tally:
         """What became of the gradients of some offsets."""
         self.stats.add(stats)
         self._metrics.gradients(vars(stats))
-        if stats.non_finite_rows or stats.non_finite_dense:
+        if times := self._seldom.due(times=bool(stats.non_finite_rows or stats.non_finite_dense)):
             logger.warning(
-                "dropped gradients that are not finite: %d of rows, %d of dense slices; offsets %s",
-                *(stats.non_finite_rows, stats.non_finite_dense),
+                "dropped gradients that are not finite, of %d batches; of the last: %d of rows, %d of dense slices; "
+                "offsets %s",
+                *(times, stats.non_finite_rows, stats.non_finite_dense),
                 ", ".join(f"{start} to {end - 1} of partition {p}" for p, start, end in spans),
                 extra={"batch": ",".join(f"{p}:{start}-{end - 1}" for p, start, end in spans)},
             )

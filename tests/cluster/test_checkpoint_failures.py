@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamtrain.cluster.keeper import CheckpointKeeper
 from streamtrain.errors import CheckpointError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.ps.clock import Span
 from streamtrain.ps.keeping import Mark
@@ -151,6 +152,9 @@ def test_damaged_epoch_is_named_and_the_one_before_is_used(
     messages = [record.message for record in caplog.records if "is used instead" in record.message]
     assert len(messages) == (1 if whole == 3 else 2)
     assert all(f"epoch-000000003/{name}" in message and "epoch 2 is used" in message for message in messages)
+    counted: list[str] = []
+    CheckpointKeeper(Epochs(place), counted.append).restore(1, 2)
+    assert counted == ["damaged_checkpoints"]
     assert_each_exact(again.shards, LOG)
     assert again.shards[1].clock() == {0: 200}
     again.push(pushes(LOG, [Span(0, 200, 300)], 2))

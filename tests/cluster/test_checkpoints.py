@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from streamtrain.cluster.checkpoints import Checkpointer
 from streamtrain.cluster.keeper import CheckpointKeeper
@@ -178,7 +179,7 @@ def test_expired_rows_are_gone_and_may_come_again(place: str) -> None:
     assert_saved(again, place, "delta", rows={6: 1})
 
 
-def test_rows_beyond_the_capacity_are_gone(place: str) -> None:
+def test_rows_beyond_the_capacity_are_gone(place: str, caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster(place, 1, with_table(COUNTING, capacity=100))
     expected: dict[int, float] = {}
     for now in range(6):
@@ -187,6 +188,8 @@ def test_rows_beyond_the_capacity_are_gone(place: str) -> None:
         expected = {one: rows[key(one)][0][0] for one in range(400) if key(one) in rows}
         assert len(expected) <= 100
         assert_saved(cluster, place, "delta" if now else "full", rows=expected)
+    full = [one.getMessage() for one in caplog.records if one.name == "streamtrain.ps.full"]
+    assert full == ["table ids of shard 0 is at its capacity: rows go that were not seen for longest"]
 
 
 # --- the moment of the cut ---

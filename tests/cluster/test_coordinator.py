@@ -70,7 +70,8 @@ def test_status_has_what_is_documented(tmp_path: Path, server: Valkey) -> None:
         assert status["slots"] == {"epoch": 1, "shards": cluster.addresses}
 
 
-def test_a_shard_goes_away_and_comes_back(tmp_path: Path) -> None:
+def test_a_shard_goes_away_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "streamtrain.cluster.coordinator")
     with Coordinated(tmp_path) as cluster:
         assert states(cluster.status(lambda found: "away" not in states(found))) == ["empty", "empty"]
         cluster.learn()
@@ -85,6 +86,9 @@ def test_a_shard_goes_away_and_comes_back(tmp_path: Path) -> None:
         cluster.start_shard(1)
         cluster.status(lambda found: states(found) == ["ready", "ready"])
         assert cluster.client().checkpoint().epoch > 1
+        at = f"shard 1 at {cluster.addresses[1]}"
+    said = [one.getMessage() for one in caplog.records if one.name == "streamtrain.cluster.coordinator"]
+    assert said[:2] == [f"{at} does not answer", f"{at} answers again"]
 
 
 def test_workers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +150,11 @@ def test_what_it_tells_prometheus(server: Valkey) -> None:
         assert 'streamtrain_shard_publications_total{outcome="failed"} 0.0' in lines
         assert "streamtrain_shard_publication_held 0.0" in lines
         assert 'streamtrain_coordinator_members{kind="worker"} 0.0' in lines
+        assert 'streamtrain_coordinator_lost_members_total{kind="worker"} 0.0' in lines
+        assert 'streamtrain_shard_checkpoints_total{outcome="failed"} 0.0' in lines
+        published = read(server.url)[0].published
+        (at,) = (line for line in lines if line.startswith("streamtrain_shard_publication_timestamp_seconds "))
+        assert float(at.split()[1]) == published
         assert "streamtrain_coordinator_slot_epoch 1.0" in lines
 
 

@@ -97,9 +97,9 @@ def check_writing_fails(
         schedule.stop()
     assert schedule.failed >= 2
     assert schedule.taken == 0
-    errors = [record for record in caplog.records if record.name.startswith("streamtrain.cluster")]
-    assert len(errors) == schedule.failed
-    assert all(record.levelno == logging.ERROR and numbers_of(record.message, numbers) for record in errors)
+    (error,) = [record for record in caplog.records if record.name.startswith("streamtrain.cluster")]  # said once
+    assert error.levelno == logging.ERROR
+    assert numbers_of(error.message, numbers)
     assert Epochs(url).numbers() == [1]
     assert_exact(restored(url, 1, 2), first(1_000))
     taken = cluster.take()

@@ -1,6 +1,7 @@
 """Who is there: signs of life, leases, and what is refused."""
 
 import json
+import logging
 import threading
 
 import pytest
@@ -119,3 +120,21 @@ def test_a_lease_ends_for_one_thread_only() -> None:
     for thread in asking:
         thread.join()
     assert sorted(one.name for one in members.gone) == sorted(map(str, range(100)))
+
+
+def test_who_is_lost_is_counted_and_said_and_who_leaves_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "streamtrain")
+    members = Watched()
+    for _ in range(3):
+        members.beat("worker", "a", "{}")
+    members.beat("worker", "b", "{}")
+    members.leave("worker", "b")
+    members.now = 7.0
+    assert members.of("worker") == members.of("worker") == []
+    assert members.lost == {"worker": 1}
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+        ("INFO", "worker a is there"),
+        ("INFO", "worker b is there"),
+        ("INFO", "worker b has ended"),
+        ("WARNING", "worker a is lost: it has not said for 7 s that it is there"),
+    ]

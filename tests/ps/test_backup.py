@@ -54,6 +54,7 @@ def test_a_backup_has_what_its_primary_has_and_takes_over(consistency: Callable[
         assert worker.rewinds == 0  # nothing was learned again
         nodes = [pairs.other(primary).node for primary in primaries]
         assert_exact([node.shard for node in nodes if node], upto(30))
+        assert [node.counters["backup_took_over"] for node in nodes if node] == [1, 1]
         worker.client.close()
 
 

@@ -174,8 +174,10 @@ def test_a_shard_that_comes_back_later_is_waited_for() -> None:
         stop(of, 1)
         rest = pool.submit(worker.learn)
         until(lambda: worker.client.reconnects)
+        assert worker.client.away == 1
         start(of, 1)
         rest.result(SECONDS)
+        assert worker.client.away == 0
         assert_exact(of.held, LOG)
 
 

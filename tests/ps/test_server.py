@@ -1,6 +1,7 @@
 """What a server withstands: bad requests and bad clients get a clear refusal, are counted, and do the shard no harm."""
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,8 @@ import streamtrain.ps.ps_pb2 as pb
 
 from streamtrain._core import shards_of
 from streamtrain.errors import ShardBroken, ShardRefused
-from streamtrain.ps import wire
+from streamtrain.logs import Seldom
+from streamtrain.ps import answering, wire
 from streamtrain.ps.bulk import Bulk
 from streamtrain.ps.clock import Outcome
 from streamtrain.ps.consistency import Async, Bounded, Consistency
@@ -173,6 +175,18 @@ def test_damage_at_every_byte_does_no_harm() -> None:
         assert of.held[0].pushes[Outcome.REJECTED] > 0
         learn(of, LOG)
         assert_exact(of.held, LOG)
+
+
+def test_what_is_refused_is_said_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "_seldom", Seldom())
+    with served() as of:
+        victim = Victim(of)
+        for _ in range(5):
+            assert victim.raw().say(victim.join(shards=7)).refusal()[0] == MISMATCH
+    (said,) = [one.getMessage() for one in caplog.records if one.name == "streamtrain.ps.answering"]
+    assert said == "1 requests refused: shard 0 has number of shards 2, but the worker expects 7"
 
 
 def test_keys_of_another_shard_are_refused() -> None:
@@ -415,7 +429,10 @@ class Failing:
 @pytest.mark.parametrize(
     "consistency", [Async, lambda shard: Bulk(shard, 1, 10.0, time.monotonic)], ids=["async", "bulk"]
 )
-def test_a_push_that_fails_half_way_breaks_the_shard(consistency: Callable[[Shard], Consistency]) -> None:
+def test_a_push_that_fails_half_way_breaks_the_shard(
+    consistency: Callable[[Shard], Consistency], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "_seldom", Seldom())
     with served(1, consistency) as of:
         victim = Victim(of)
         of.held[0].tables[0] = Failing(of.held[0].tables[0])  # type: ignore[call-overload]  # it need not be one
@@ -426,6 +443,9 @@ def test_a_push_that_fails_half_way_breaks_the_shard(consistency: Callable[[Shar
             assert "shard 0 must be restarted from a checkpoint: a push failed half-way: MemoryError: no mem" in details
         assert victim.counters()["failed_ShardBroken"] == 3
         assert not of.held[0].clock()
+        (said,) = [one for one in caplog.records if one.name == "streamtrain.ps.answering"]  # of three
+        assert said.levelno == logging.ERROR
+        assert said.getMessage().startswith("shard 0 must be restarted from a checkpoint: a push failed half-way")
         with pytest.raises(ShardBroken, match="must be restarted"):
             learn(of, LOG)
 
@@ -456,7 +476,7 @@ def test_a_broken_shard_is_not_saved() -> None:
 # --- token ---
 
 
-def test_the_token_is_asked_for_in_every_call() -> None:
+def test_the_token_is_asked_for_in_every_call(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(0, 1, Async)
     server = Server(node, interceptors=(authenticate("secret", lambda: node.count("refused_unauthenticated")),))
     target = f"127.0.0.1:{server.grpc.add_insecure_port('127.0.0.1:0')}"
@@ -481,6 +501,9 @@ def test_the_token_is_asked_for_in_every_call() -> None:
                     assert caught.value.reason == "unauthenticated"
                 assert Raw(channel, metadata).say(join_of()).refusal()[0] == grpc.StatusCode.UNAUTHENTICATED
             assert node.counters == {"refused_unauthenticated": 14}
+            assert [one.getMessage() for one in caplog.records if one.name == "streamtrain.ps.security"] == [
+                "1 calls came without the token of the cluster, or with a wrong one"
+            ]
             assert not node.ready
             metadata = (("authorization", "Bearer secret"),)
             learn(of, LOG, Shards([(channel, target)], COUNTING, metadata))

@@ -144,7 +144,7 @@ def test_what_cannot_be_taken_on_is_refused_at_once(url: str, slow: Slow) -> Non
     assert hanging.count(200) >= 1
 
 
-def test_waiting_for_offsets_leaves_places_to_others(url: str) -> None:
+def test_waiting_for_offsets_leaves_places_to_others(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever asks for what is never learned may not keep all others out."""
     answers: list[httpx.Response] = []
 
@@ -161,6 +161,9 @@ def test_waiting_for_offsets_leaves_places_to_others(url: str) -> None:
     for thread in threads:
         thread.join(LONG)
     assert {one.status_code for one in answers} == {412, 503}
+    said = [one.getMessage() for one in caplog.records if one.name == "streamtrain.serve.service"]
+    assert len(said) <= 1  # a minute, of all tests here
+    assert all(one.startswith("1 requests waited in vain for offsets: x-min-offset: not learned") for one in said)
     assert metric(url, 'shed_requests_total{reason="offsets"}') == sum(one.status_code == 503 for one in answers)
 
 

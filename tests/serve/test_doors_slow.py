@@ -198,6 +198,18 @@ def test_a_client_that_goes_away_is_no_fault(url: str, caplog: pytest.LogCapture
     assert caplog.text == ""
 
 
+def test_closed_connections_are_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    limits = Connections()
+    for _ in range(9):
+        limits.count("slow")
+    limits.count("many")
+    assert limits.refused == {"many": 1, "slow": 9, "headers": 0, "unread": 0}
+    assert [one.getMessage() for one in caplog.records] == [
+        "1 connections closed: their requests did not come whole in time",
+        "1 connections closed: too many are open (serve.max_connections)",
+    ]
+
+
 def test_limits_are_of_each_server() -> None:
     origin = origin_of(MODEL)
     assert make_app(Registry(MODEL, origin)).state.service.connections == Connections()

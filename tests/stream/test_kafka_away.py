@@ -40,6 +40,7 @@ def test_a_reader_and_a_writer_go_on_when_the_broker_comes_back(
         own_kafka.kill()
         member.take_until(lambda _: away in lines(caplog))
         assert "refused" in caplog.text
+        assert stream.away
         for offset in range(10, 15):
             writer.write(message(0, offset), partition=0)
         assert writer.flush(0.1) == 5
@@ -57,6 +58,7 @@ def test_a_reader_and_a_writer_go_on_when_the_broker_comes_back(
         writer.write(message(0, 15), partition=0)
         member.take_until(lambda m: m.positions.get(0) == 16)
     writer.close()
+    assert not stream.away
     assert lines(caplog) == [away, back]
     assert capfd.readouterr().err == ""
 

@@ -99,8 +99,10 @@ def test_a_server_that_is_away_is_waited_for_with_two_lines(own: Valkey, caplog:
         assert writer.flush(0.3) == 1
         with pytest.raises(SourceUnavailable, match="refused"):
             stream.bounds()
+        assert stream.away
         own.restart()
         recorder.take_until(source, lambda r: r.count)
+        assert not stream.away
         assert writer.flush(20) == 0
     assert [re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "HOST", line).partition(": ")[0] for line in lines(caplog)] == [
         "Redis at HOST is away",
