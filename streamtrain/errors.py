@@ -14,7 +14,9 @@ StreamtrainError
 │   └── CheckpointCorrupt   a file of it is damaged or missing: use the epoch before
 ├── PublicationError    a published model cannot be used
 │   ├── OriginUnavailable   what keeps it does not answer: try again
-│   └── PublicationCorrupt  it is damaged, incomplete or gone: use another
+│   ├── PublicationCorrupt  it is damaged, incomplete or gone: use another
+│   ├── NothingBefore       nothing that was served before is there: name what to serve
+│   └── Superseded          what is served is not what was to be replaced, any more: look again
 └── ShardError          a shard cannot do what it is asked
     ├── ShardUnavailable    it cannot be reached, or is not ready yet: try again
     ├── ShardRefused        the request does not fit the shard, its model or its limits: stop and mend it
@@ -122,6 +124,14 @@ class OriginUnavailable(PublicationError):
 
 class PublicationCorrupt(PublicationError):
     """A published model is damaged, incomplete or gone."""
+
+
+class NothingBefore(PublicationError):
+    """Nothing that was served before is there to go back to."""
+
+
+class Superseded(PublicationError):
+    """What is served is not what was to be replaced, any more."""
 
 
 class ShardError(StreamtrainError):

@@ -12,7 +12,7 @@ from streamtrain.store.gate import Figures, Gate
 from streamtrain.store.origin import Publication
 from streamtrain.store.redis_import import import_version
 from streamtrain.store.redis_model import RedisModel
-from streamtrain.store.redis_scripts import PROD
+from streamtrain.store.redis_scripts import ANY, PROD
 from streamtrain.store.redis_server import RedisServer
 from streamtrain.store.redis_versions import RedisVersions
 
@@ -84,7 +84,9 @@ class VersionControl:
     def __init__(self, versions: RedisVersions, gate: Gate) -> None:
         self._versions, self._gate = versions, gate
 
-    def promote(self, version: int | None, who: str, why: str = "", *, force: bool = False) -> int | None:
+    def promote(
+        self, version: int | None, who: str, why: str = "", *, force: bool = False, expected: int | None = ANY
+    ) -> int | None:
         """Has all servers serve a version, or the head (None).
 
         Args:
@@ -92,6 +94,7 @@ class VersionControl:
             who: does it.
             why: for the history.
             force: whether it is served even if the gate would hold it back; the history says why it would have.
+            expected: what must be served now (None: the head), or nothing changes; ANY: whatever is.
 
         Returns:
             The version that is served from now on; None: the head.
@@ -99,6 +102,7 @@ class VersionControl:
         Raises:
             GateClosed: its figures are worse than those of what is served now.
             PublicationCorrupt: there is no such version, or no head.
+            Superseded: not `expected` is served.
             PublicationError: Redis refuses; OriginUnavailable: it does not answer.
         """
         figures = (self._found(version).metrics, self._good())
@@ -106,19 +110,25 @@ class VersionControl:
             self._gate.check("the head" if version is None else f"version {version}", *figures)
         elif faults := self._gate.faults(*figures):
             why = f"{why} (forced: {'; '.join(faults)})".lstrip()
-        self._versions.promote(version, who, why)
+        self._versions.promote(version, who, why, expected=expected)
         return version
 
-    def rollback(self, who: str, why: str = "") -> int | None:
+    def rollback(self, who: str, why: str = "", *, expected: int | None = ANY) -> int | None:
         """Has all servers serve what they did before, of what is still there; the gate does not matter.
+
+        Args:
+            who: does it.
+            why: for the history.
+            expected: as for `promote`.
 
         Returns:
             The version that is served from now on; None: the head.
 
         Raises:
-            PublicationError: there is nothing before; OriginUnavailable: Redis does not answer.
+            NothingBefore: there is nothing before.
+            Superseded, PublicationError, OriginUnavailable: as for `promote`.
         """
-        return self._versions.rollback(who, why)
+        return self._versions.rollback(who, why, expected=expected)
 
     def label(self) -> int | None:
         """The version that is labelled to be served; None: the head is, if there is one."""

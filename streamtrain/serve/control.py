@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.routing import BaseRoute
 
-from streamtrain.errors import OriginUnavailable, PublicationCorrupt, PublicationError
+from streamtrain.errors import NothingBefore
 from streamtrain.serve.answers import Refused, answer, documented
 from streamtrain.serve.door import client_of
-from streamtrain.serve.registry import HEAD, PublicationMismatch, PublicationMissing, Registry
+from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.serve.selection import Pinned
 from streamtrain.serve.service import Service
 from streamtrain.store.gate import GateClosed
@@ -66,7 +66,7 @@ def routes(service: Service) -> list[BaseRoute]:
             publication = await asyncio.to_thread(act)
         except GateClosed as exc:
             raise Refused(409, f'{exc}; to serve it even so, send "force": true') from exc
-        except Pinned as exc:
+        except (NothingBefore, Pinned) as exc:
             raise Refused(409, str(exc)) from exc
         served = registry.served
         return answer({"served": served.name if served else None, "publication": _about(publication)})
@@ -99,12 +99,7 @@ def routes(service: Service) -> list[BaseRoute]:
             why = _read_rollback(body).why if body else ""
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
             raise Refused(400, f'the body must be empty or {{"why": TEXT}}: {exc}') from exc
-        try:
-            return await steer(lambda: selection.rollback(_who(request), why))
-        except (OriginUnavailable, PublicationCorrupt, PublicationMissing, PublicationMismatch):
-            raise
-        except PublicationError as exc:  # there is nothing before
-            raise Refused(409, str(exc)) from exc
+        return await steer(lambda: selection.rollback(_who(request), why))
 
     @api.get(
         "/v1/models/{name}/versions",

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Literal
 from weakref import WeakValueDictionary
 
-from streamtrain.errors import ConfigError, PublicationCorrupt, PublicationError
+from streamtrain.errors import ConfigError, NothingBefore, PublicationCorrupt, PublicationError
 from streamtrain.logs import Seldom
 from streamtrain.model.model import Model
 from streamtrain.model.spec import Spec
@@ -158,11 +158,11 @@ class Registry:
         """Serves again what was served before; it is still loaded.
 
         Raises:
-            PublicationMissing: nothing else that was served is loaded.
+            NothingBefore: nothing else that was served is loaded.
         """
         with self._flipping:
             if len(self._history) < 2:
-                raise PublicationMissing("nothing that was served before is loaded: promote a version")
+                raise NothingBefore("nothing that was served before is loaded: promote a version")
             before = self._history[-2]
             publication = self._flip(before, self._resident[before], "rollback")
         self._changed()

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Container
 from typing import Protocol
 
-from streamtrain.errors import PublicationError
+from streamtrain.errors import PublicationError, Superseded
 from streamtrain.serve.registry import HEAD, PublicationMissing, Registry, Version
 from streamtrain.store.origin import Publication
-from streamtrain.store.redis_scripts import PROD
+from streamtrain.store.redis_scripts import ANY, PROD
 
 
 class Pinned(PublicationError):
@@ -17,18 +17,21 @@ class Pinned(PublicationError):
 class Promoter(Protocol):
     """Says for all servers of a model what they serve. Thread-safe.
 
-    Every method may raise OriginUnavailable, and PublicationError: it is refused. Versions are numbers; None: the head.
+    Every method may raise OriginUnavailable, PublicationError: it is refused, and Superseded: not `expected` is served.
+    Versions are numbers; None: the head.
     """
 
-    def promote(self, version: int | None, who: str, why: str = "", *, force: bool = False) -> int | None:
+    def promote(
+        self, version: int | None, who: str, why: str = "", *, force: bool = False, expected: int | None = ANY
+    ) -> int | None:
         """From now on a version, or the head; returns it.
 
         Raises:
             GateClosed: it is worse than what is served; `force` has it served even so.
         """
 
-    def rollback(self, who: str, why: str = "") -> int | None:
-        """From now on what it was before; returns it."""
+    def rollback(self, who: str, why: str = "", *, expected: int | None = ANY) -> int | None:
+        """From now on what it was before; returns it. Raises NothingBefore."""
 
 
 class Selection:
@@ -82,7 +85,9 @@ class Selection:
                 self.registry.serve(wanted, predictor)
                 self._begun = True
 
-    def promote(self, version: Version, who: str, why: str = "", *, force: bool = False) -> Publication:
+    def promote(
+        self, version: Version, who: str, why: str = "", *, force: bool = False, expected: int | None = ANY
+    ) -> Publication:
         """Serves a version, or the head; where there is a label for all servers, so do all.
 
         It is loaded here before anything changes.
@@ -92,25 +97,33 @@ class Selection:
             who: asks for it.
             why: for the history.
             force: whether a closed gate does not matter.
+            expected: what all servers must serve now (None: the head), or nothing changes; ANY: whatever they do.
 
         Raises:
             Pinned: this server serves what its setting says.
+            Superseded: they do not serve that.
             GateClosed, OriginUnavailable, PublicationError: it cannot be served. Nothing has changed.
         """
         self._check()
         predictor = self.registry.prepare(version)
         with self._flipping:
             if self._promoter is not None:
-                self._promoter.promote(None if version == HEAD else version, who, why, force=force)
+                self._promoter.promote(None if version == HEAD else version, who, why, force=force, expected=expected)
             self._begun, self._wanted = True, version
             return self.registry.serve(version, predictor)
 
-    def rollback(self, who: str, why: str = "") -> Publication:
+    def rollback(self, who: str, why: str = "", *, expected: int | None = ANY) -> Publication:
         """Serves again what was served before; where there is a label for all servers, so do all.
+
+        Args:
+            who: asks for it.
+            why: for the history.
+            expected: as for `promote`.
 
         Raises:
             Pinned: this server serves what its setting says.
-            OriginUnavailable, PublicationError: there is nothing before, or it cannot be served. Nothing has changed.
+            NothingBefore: there is nothing before.
+            Superseded, OriginUnavailable, PublicationError: as for `promote`. Nothing has changed.
         """
         self._check()
         if self._promoter is None:
@@ -119,7 +132,7 @@ class Selection:
             return publication
         with self._flipping:
             was = self._refresh()
-            number = self._promoter.rollback(who, why)
+            number = self._promoter.rollback(who, why, expected=expected)
             version = self._wanted = HEAD if number is None else number
             if loaded := self.registry.find(version):
                 return self.registry.serve(version, loaded, "rollback")
@@ -152,11 +165,14 @@ class Selection:
         may_say = self._promoter is not None and not self.is_pinned
         if (self._refresh() if may_say else self.registry.served_version) != bad:
             return None
-        if may_say and bad != HEAD:
-            return self.rollback(who, why)
-        version = self._instead(bad, others)
-        if may_say:
-            return self.promote(version, who, why, force=True)
+        try:  # another server may have said so since
+            if may_say and bad != HEAD:
+                return self.rollback(who, why, expected=bad)
+            version = self._instead(bad, others)
+            if may_say:
+                return self.promote(version, who, why, force=True, expected=None)
+        except Superseded:
+            return None
         self._wanted = version
         return self.registry.serve(version, self.registry.prepare(version), "rollback")
 

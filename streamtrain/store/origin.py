@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from streamtrain.errors import PublicationCorrupt
 from streamtrain.store.plain import converted
 
 Floats = NDArray[np.float32]
@@ -168,3 +169,16 @@ class LookupOrigin(Origin, Protocol):
         Raises:
             OriginUnavailable, PublicationCorrupt: as of every method of an origin.
         """
+
+
+def check_rows(name: str, publication: Publication, table: str, found: int) -> None:
+    """Whether a table has as many rows as its publication says.
+
+    Raises:
+        PublicationCorrupt: it has not.
+    """
+    if publication.rows.get(table) != found:
+        raise PublicationCorrupt(
+            f"table {table} of publication {publication.number} of {name} has {found} rows, not "
+            f"{publication.rows.get(table)}"
+        )

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import PublicationCorrupt
-from streamtrain.store.origin import Publication, RowChange, Step, Weights
+from streamtrain.store.origin import Publication, RowChange, Step, Weights, check_rows
 from streamtrain.store.redis_buckets import Sums, add_sums
 from streamtrain.store.redis_layout import Layout
 from streamtrain.store.redis_log import Collector, Committed, decoded
 from streamtrain.store.redis_lookup import RedisLookup
 from streamtrain.store.redis_model import Head, RedisModel
-from streamtrain.store.redis_versions import RedisVersions, check_rows
+from streamtrain.store.redis_versions import RedisVersions
 
 _NO_KEYS = np.empty(0, np.uint64)
 

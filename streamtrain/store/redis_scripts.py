@@ -9,6 +9,9 @@ from streamtrain.store.redis_layout import Keys
 PROD = "prod"
 """The label that says which version all servers serve; while no version has it, the head is served."""
 
+ANY = -1
+"""A label is changed whatever has it now."""
+
 
 def script_keys(keys: Keys) -> list[str]:
     """The first KEYS of every script."""
@@ -153,11 +156,12 @@ note('version', ARGV[4], ARGV[5], ARGV[2], '', '', metrics_of(ARGV[2]))
 return 1
 """
 
-# KEYS: further what the label was before, "" where it was none. ARGV: label, version or "" for none, who, why. Answers
-# whether there is such a version.
+# KEYS: further what the label was before, "" where it was none. ARGV: label, version or "" for none, who, why, and
+# maybe what must have the label now. Answers whether there is such a version; 2: something else has the label.
 LABEL = f"""{_SMALL}
 local label, version = ARGV[1], ARGV[2]
 local was = redis.call('HGET', labels, label) or ''
+if ARGV[5] and ARGV[5] ~= was then return 2 end
 if version ~= '' and redis.call('HEXISTS', versions, version) == 0 then return 0 end
 if was ~= version then
   redis.call('LPUSH', KEYS[13], was)
@@ -168,11 +172,13 @@ note('label', ARGV[3], ARGV[4], version, label, was, metrics_labelled(label, ver
 return 1
 """
 
-# KEYS: further what the label was before. ARGV: label, who, why. Answers the version that the label is again, "" if it
-# is none again; nothing if there was nothing before that is still there.
+# KEYS: further what the label was before. ARGV: label, who, why, and maybe what must have the label now. Answers the
+# version that the label is again, "" if it is none again; nothing if there was nothing before that is still there; 2 as
+# a number if something else has the label.
 ROLLBACK = f"""{_SMALL}
 local label = ARGV[1]
 local was = redis.call('HGET', labels, label) or ''
+if ARGV[4] and ARGV[4] ~= was then return 2 end
 local function is_there(version)
   if version == '' then return redis.call('EXISTS', head) == 1 end
   return redis.call('HEXISTS', versions, version) == 1

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain.errors import PublicationCorrupt, PublicationError
-from streamtrain.store.origin import Publication, Weights
+from streamtrain.errors import NothingBefore, PublicationCorrupt, PublicationError, Superseded
+from streamtrain.store.origin import Publication, Weights, check_rows
 from streamtrain.store.plain import converted, parsed
 from streamtrain.store.redis_buckets import Buckets, Sums
 from streamtrain.store.redis_history import Deed, deed_of
 from streamtrain.store.redis_layout import Layout
 from streamtrain.store.redis_model import Head, RedisModel
-from streamtrain.store.redis_scripts import ADD_VERSION, DELETE, HOLD, HOLDERS, LABEL, PROD, ROLLBACK
+from streamtrain.store.redis_scripts import ADD_VERSION, ANY, DELETE, HOLD, HOLDERS, LABEL, PROD, ROLLBACK
 
 _TRIES = 3  # of reading the head, which may be replaced, or move on faster than it is read
 
@@ -194,39 +194,52 @@ class RedisVersions:
         except ValueError as exc:
             raise PublicationCorrupt(f"the labels of {self._model.name} are damaged: {exc}") from exc
 
-    def set_label(self, label: str, version: int | None, who: str, why: str = "") -> None:
+    def set_label(
+        self, label: str, version: int | None, who: str, why: str = "", *, expected: int | None = ANY
+    ) -> None:
         """Gives a label to a version, and takes it from another; None: to none.
 
         Raises:
             PublicationCorrupt: there is no such version.
+            Superseded: not `expected` has the label, but something else (None: no version).
         """
-        before = (self._model.keys.before(label),)
-        if not self._model.run(LABEL, label, "" if version is None else version, who, why, keys=before):
-            raise PublicationCorrupt(f"there is no version {version} of {self._model.name}")
+        self._change(LABEL, label, "" if version is None else version, who, why, expected=expected)
 
-    def promote(self, version: int | None, who: str, why: str = "") -> None:
+    def promote(self, version: int | None, who: str, why: str = "", *, expected: int | None = ANY) -> None:
         """Makes a version what all servers serve, or the head (None): labels it "prod", or takes that label away.
 
         Raises:
             PublicationCorrupt: there is no such version, or no head.
+            Superseded: not `expected` is served, but something else (None: the head).
         """
         if version is None and self.head() is None:
             raise PublicationCorrupt(f"there is no head of {self._model.name}")
-        self.set_label(PROD, version, who, why)
+        self.set_label(PROD, version, who, why, expected=expected)
 
-    def rollback(self, who: str, why: str = "", label: str = PROD) -> int | None:
+    def rollback(self, who: str, why: str = "", label: str = PROD, *, expected: int | None = ANY) -> int | None:
         """Gives a label back to what it was before, of what is still there.
 
         Returns:
             The version that has it again; None: no version had it before, so that of "prod" the head is served.
 
         Raises:
-            PublicationError: there is nothing before.
+            NothingBefore: there is nothing before.
+            Superseded: as for `set_label`.
         """
-        found = self._model.run(ROLLBACK, label, who, why, keys=(self._model.keys.before(label),))
+        found = self._change(ROLLBACK, label, who, why, expected=expected)
         if found is None:
-            raise PublicationError(f"there is nothing of {self._model.name} that was {label} before and is still there")
+            raise NothingBefore(f"there is nothing of {self._model.name} that was {label} before and is still there")
         return int(found) if found else None
+
+    def _change(self, script: str, label: str, *given: Any, expected: int | None) -> Any:
+        if expected != ANY:
+            given += ("" if expected is None else expected,)
+        found = self._model.run(script, label, *given, keys=(self._model.keys.before(label),))
+        if type(found) is int and found == 2:
+            raise Superseded(f"{label} of {self._model.name} is not what was to be replaced, any more")
+        if type(found) is int and not found:
+            raise PublicationCorrupt(f"there is no version {given[0]} of {self._model.name}")
+        return found
 
     def history(self, count: int = 100) -> list[Deed]:
         """What was done, the last first; about ten thousand deeds are kept."""
@@ -279,19 +292,6 @@ class RedisVersions:
 
     def _users_unless_deleted(self, version: int, who: str, why: str) -> list[str]:
         return [user.decode() for user in self._model.run(DELETE, version, who, why)]
-
-
-def check_rows(name: str, publication: Publication, table: str, found: int) -> None:
-    """Whether a table has as many rows as its publication says.
-
-    Raises:
-        PublicationCorrupt: it has not.
-    """
-    if publication.rows.get(table) != found:
-        raise PublicationCorrupt(
-            f"table {table} of publication {publication.number} of {name} has {found} rows, not "
-            f"{publication.rows.get(table)}"
-        )
 
 
 def _packed(table: str, sums: Sums) -> list[Any]:

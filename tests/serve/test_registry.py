@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import streamtrain as stm
-from streamtrain.errors import ConfigError, OriginUnavailable, PublicationCorrupt, PublicationError
+from streamtrain.errors import ConfigError, NothingBefore, OriginUnavailable, PublicationCorrupt, PublicationError
 from streamtrain.model.spec import Spec
 from streamtrain.serve.follower import Follower
 from streamtrain.serve.registry import HEAD, PublicationMismatch, PublicationMissing, Registry
@@ -113,7 +113,7 @@ def test_promote_and_roll_back(origin: Away, registry: Registry) -> None:
 def test_nothing_to_roll_back_to(origin: Away, registry: Registry) -> None:
     publish(origin, 1)
     registry.promote(HEAD)
-    with pytest.raises(PublicationMissing, match="nothing that was served before is loaded"):
+    with pytest.raises(NothingBefore, match="nothing that was served before is loaded"):
         registry.rollback()
 
 

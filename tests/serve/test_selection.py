@@ -1,6 +1,7 @@
 """Which version is served: the label in Redis says so to all servers; each loads it before it flips, or stays."""
 
 import re
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -29,6 +30,13 @@ def rollback(client: httpx.Client, **more: object) -> httpx.Response:
 
 def error_of(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]
+
+
+@pytest.fixture
+def own(redis_binary: str | None) -> Iterator[Valkey]:
+    """A server of the test's own."""
+    with Valkey(binary=redis_binary) as server:
+        yield server
 
 
 def damage(published: InRedis, version: int) -> None:
@@ -124,6 +132,23 @@ def test_nothing_to_roll_back_to(published: InRedis) -> None:
     with published.served() as client:
         status, message = error_of(rollback(client))
         assert (status, "there is nothing of" in message) == (409, True)
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_a_rollback_that_redis_does_not_take_is_to_be_tried_again(own: Valkey, is_away: bool) -> None:
+    published = InRedis(own.url)
+    published.keep(1, 2)
+    for version in (1, 2):
+        published.control.promote(version, "ann")
+    with published.served() as client:
+        if is_away:
+            own.kill()
+        else:
+            published.server.call("CONFIG", "SET", "min-replicas-to-write", 1)  # it refuses to write
+        answer = rollback(client)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert ("does not answer" if is_away else "NOREPLICAS") in answer.json()["error"]
+        assert predicted(client) == ("2", 2)
 
 
 def test_a_closed_gate_names_the_way_out(published: InRedis) -> None:

@@ -1,15 +1,22 @@
 """The watchdog: what is bad is left for what was good, once, on all servers or on the one that is pinned."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import httpx
 import numpy as np
 import pytest
 
+from streamtrain.cluster.versions import VersionControl
 from streamtrain.serve.follower import Follower
 from streamtrain.serve.predictor import Predicted
 from streamtrain.serve.registry import HEAD, Registry, Version
 from streamtrain.serve.selection import Selection
 from streamtrain.serve.watchdog import Fault, Watch, Watchdog
+from streamtrain.store.gate import Gate
 from streamtrain.store.origin import Publication
+from streamtrain.store.redis_origin import RedisOrigin
 from tests.ps.raw import until
 from tests.serve.in_redis import MODEL, PREDICT, InRedis, predicted
 from tests.serve.published import origin_of, publish
@@ -162,3 +169,42 @@ def test_nothing_else_to_be_served(caplog: pytest.LogCaptureFixture) -> None:
     assert watched.dog.rollbacks == {"non_finite": 0, "mean": 0}
     watched.dog.react(Fault(1, "mean", "it has moved"))
     assert (watched.registry.served_version, watched.dog.rollbacks["mean"]) == (HEAD, 1)
+
+
+class Together(VersionControl):
+    """Changes nothing before another is about to do so, too."""
+
+    def __init__(self, published: InRedis, barrier: threading.Barrier) -> None:
+        super().__init__(published.versions, Gate())
+        self._barrier = barrier
+
+    def promote(self, *given: Any, **options: Any) -> int | None:
+        self._barrier.wait(LONG)
+        return super().promote(*given, **options)
+
+    def rollback(self, *given: Any, **options: Any) -> int | None:
+        self._barrier.wait(LONG)
+        return super().rollback(*given, **options)
+
+
+@pytest.mark.parametrize("bad", [3, HEAD])
+def test_two_watchdogs_at_once_go_back_once(published: InRedis, bad: Version) -> None:
+    published.keep(1, 2, 3)
+    for version in (1, 2, 3):
+        published.control.promote(version, "ann")
+    if bad == HEAD:
+        published.control.promote(None, "ann")
+    before, barrier = len(published.versions.history()), threading.Barrier(2)
+    origin = RedisOrigin(published.model)
+    watchdogs = []
+    for instead in (1, 2):  # what each would serve instead of the head
+        selection = Selection(Registry(MODEL, origin), promoter=Together(published, barrier))
+        selection.registry.promote(instead)
+        selection.keep_up(bad)
+        watchdogs.append(Watchdog(selection, Watch(), ["label"]))
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(one.react, Fault(bad, "non_finite", "bad")) for one in watchdogs]:
+            done.result(LONG)
+    assert sorted(one.rollbacks["non_finite"] for one in watchdogs) == [0, 1]
+    assert len(published.versions.history()) == before + 1
+    assert published.labels()["prod"] in ({2} if bad == 3 else {1, 2})
