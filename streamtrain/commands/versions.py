@@ -1,27 +1,17 @@
 """Commands about versions: `versions`, `promote`, `rollback` and `label`."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamtrain.commands.options import (
-    Config,
-    Json,
-    Setting,
-    VersionOrHead,
-    Who,
-    Why,
-    read_settings,
-    version_of,
-    who_of,
-)
+from streamtrain.commands.deeds import Deed, deed
+from streamtrain.commands.options import Config, Json, Setting, VersionOrHead, read_settings, version_of
 from streamtrain.console import print_json
 from streamtrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from streamtrain.cluster.versions import VersionControl
-    from streamtrain.config import Settings
-    from streamtrain.store.redis_model import RedisModel
 
 HEAD = "head"
 
@@ -50,65 +40,41 @@ def versions(
         tables.show(found.history_table() if history else found.table(model.name))
 
 
-def promote(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
+@deed
+def promote(
+    deed: Deed,
     version: VersionOrHead,
-    why: Why = "",
     force: Annotated[bool, typer.Option("--force", help="Even if the gate would hold it back.")] = False,
-    who: Who = None,
-    json: Json = False,
-    config: Config = None,
-    setting: Setting = None,
 ) -> None:
     """Have all servers serve a version, or the head as it moves.
 
     The gate holds it back if its figures are worse than those of what is served by more than gate.* allows.
     As JSON: served and was, each a version or "head".
     """
-    settings, wanted = read_settings(config, setting, {}), version_of(version)
-    from streamtrain.cluster.versions import published_model
-
-    with published_model(settings.publish) as model:
-        control = _control(model, settings)
-        was = control.label()
-        served = control.promote(wanted, who_of(who), why, force=force)
-    _tell(model, served, was, json)
+    wanted = version_of(version)
+    _change(deed, lambda control: control.promote(wanted, deed.who, deed.why, force=force))
 
 
-def rollback(
-    why: Why = "",
-    who: Who = None,
-    json: Json = False,
-    config: Config = None,
-    setting: Setting = None,
-) -> None:
+@deed
+def rollback(deed: Deed) -> None:
     """Have all servers serve what they did before the last promotion, of what is still there.
 
     As JSON: served and was, each a version or "head".
     """
-    settings = read_settings(config, setting, {})
-    from streamtrain.cluster.versions import published_model
-
-    with published_model(settings.publish) as model:
-        control = _control(model, settings)
-        was = control.label()
-        served = control.rollback(who_of(who), why)
-    _tell(model, served, was, json)
+    _change(deed, lambda control: control.rollback(deed.who, deed.why))
 
 
-def label(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
+@deed
+def label(
+    deed: Deed,
     name: Annotated[str, typer.Argument(metavar="LABEL", help="Such as canary.")],
     version: Annotated[str, typer.Argument(metavar="VERSION|none", help="A version's number, or none.")],
-    why: Why = "",
-    who: Who = None,
-    json: Json = False,
-    config: Config = None,
-    setting: Setting = None,
 ) -> None:
     """Give a version a label, by which servers load it and clients may ask for it; or take the label away.
 
     What is labelled is not deleted. As JSON: label, and version or null.
     """
-    settings, wanted = read_settings(config, setting, {}), None if version == "none" else version_of(version)
+    wanted = None if version == "none" else version_of(version)
     if name in ("prod", HEAD):
         raise ConfigError(f"{name} is no label to be given: what is served is changed by promote and rollback")
     if not name.isprintable() or not name.strip():
@@ -118,27 +84,24 @@ def label(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     from streamtrain.cluster.versions import published_model
     from streamtrain.store.redis_versions import RedisVersions
 
-    with published_model(settings.publish) as model:
-        RedisVersions(model).set_label(name, wanted, who_of(who), why)
-    if json:
-        print_json({"label": name, "version": wanted})
-    else:
-        typer.echo(f"{model.name}: {name} is {'no version' if wanted is None else f'version {wanted}'}")
+    with published_model(deed.settings.publish) as model:
+        RedisVersions(model).set_label(name, wanted, deed.who, deed.why)
+    called = "no version" if wanted is None else f"version {wanted}"
+    deed.tell({"label": name, "version": wanted}, f"{model.name}: {name} is {called}")
 
 
-def _control(model: "RedisModel", settings: "Settings") -> "VersionControl":
-    from streamtrain.cluster.versions import VersionControl
+def _change(deed: Deed, change: Callable[["VersionControl"], int | None]) -> None:
+    """Has something else served, and tells it."""
+    from streamtrain.cluster.versions import VersionControl, published_model
     from streamtrain.store.gate import Gate
     from streamtrain.store.redis_versions import RedisVersions
 
-    return VersionControl(RedisVersions(model), Gate(**dict(settings.gate)))
-
-
-def _tell(model: "RedisModel", served: int | None, was: int | None, json: bool) -> None:
-    if json:
-        print_json({"served": served or HEAD, "was": was or HEAD})
-    else:
-        typer.echo(f"{model.name}: {_called(served)} is served, before it was {_called(was)}")
+    with published_model(deed.settings.publish) as model:
+        control = VersionControl(RedisVersions(model), Gate(**dict(deed.settings.gate)))
+        was = control.label()
+        served = change(control)
+    told = f"{model.name}: {_called(served)} is served, before it was {_called(was)}"
+    deed.tell({"served": served or HEAD, "was": was or HEAD}, told)
 
 
 def _called(version: int | None) -> str:
