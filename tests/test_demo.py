@@ -25,7 +25,7 @@ def environment(folder: Path) -> dict[str, str]:
 def test_ends_by_itself_with_its_figures(tmp_path: Path) -> None:
     (tmp_path / "streamtrain.toml").write_text('stream.url = "none://"\n')
     done = subprocess.run(
-        [*DEMO, "--for", "3"],
+        [*DEMO, "--for", "3", "--log-format", "json"],
         cwd=tmp_path,
         env=environment(tmp_path),
         capture_output=True,
@@ -38,8 +38,13 @@ def test_ends_by_itself_with_its_figures(tmp_path: Path) -> None:
     assert figures.keys() == FIGURES
     assert figures["samples"] > 0
     assert figures["version"] == 1
+    shown = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {one["process"] for one in shown} == {"demo"}
     for said in ("promoted version 1", "rolled back", "first prediction"):
-        assert said in done.stderr
+        assert any(said in one["message"] for one in shown)
+    (log,) = tmp_path.glob("*.log")
+    processes = {json.loads(line)["process"] for line in log.read_text().splitlines()}
+    assert {"coordinator", "ps0", "worker0", "worker1"} <= processes
     assert {one.suffix for one in tmp_path.iterdir()} == {".toml", ".log"}, "its data is left"
 
 

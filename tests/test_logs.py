@@ -17,7 +17,7 @@ from streamtrain import logs
 from streamtrain.cli import app
 
 ROOT = Path(__file__).parent.parent
-LONG_RUNNING = ("ps", "worker", "coordinator", "serve", "up", "produce")
+LONG_RUNNING = ("ps", "worker", "coordinator", "serve", "up", "demo", "produce")
 EVERY_LINE = {"time", "level", "process", "pid", "logger", "message"}
 
 Said = Callable[..., str]
@@ -99,6 +99,7 @@ def test_every_command_that_runs_long_takes_the_format() -> None:
         (["serve", "--model", "nowhere.py:model"], "serve"),
         (["produce", "nowhere.jsonl", "--topic", "t", "--rate", "-1"], "produce"),
         (["up", "--model", "nowhere.py:model"], "up"),
+        (["demo", "--rate", "-1"], "demo"),
     ],
 )
 def test_last_words_are_a_line_as_well(command: list[str], process: str, tmp_path: Path) -> None:
