@@ -14,12 +14,13 @@ PACKAGE = ROOT / "streamtrain"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 NATIVE = sorted([*PACKAGE.glob("_native/*.h"), *PACKAGE.glob("_native/*.cc")])
 
-COMMON = {"_core", "errors", "clock", "address", "logs"}
+COMMON = {"_core", "errors", "clock", "address", "logs", "redis_client"}
 MAY_IMPORT = {
     "errors": set(),
     "clock": {"errors"},
     "address": {"errors"},
     "logs": set(),
+    "redis_client": {"errors"},
     "setting_types": COMMON,
     "settings": COMMON | {"setting_types", "settings_learning", "settings_serving"},
     "settings_learning": COMMON | {"setting_types"},

@@ -1,6 +1,5 @@
 """Servers of the Redis protocol, alone or a cluster: connections, what errors mean, and many commands at once."""
 
-import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,24 +8,16 @@ from typing import Any
 import numpy as np
 import redis
 from numpy.typing import NDArray
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from streamtrain.errors import ConfigError, OriginUnavailable, PublicationError
+from streamtrain.errors import OriginUnavailable, PublicationError
+from streamtrain.redis_client import name_of, options_of, pool_of, trouble_of
 from streamtrain.store.redis_commands import Batch
 
-# Answers of a server that can do later what it cannot do now.
-_LATER = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK")
 _WAYS_OUT = {
     "OOM": "its memory is full: give it more (maxmemory), keep fewer versions, or rows as float16 or int8",
-    "READONLY": "it is a replica: use the address of the primary",
-    "MISCONF": "it cannot save to its disk, and refuses writes until it can: see its log",
-    "NOPERM": "the user may not do this: grant it ~streamtrain:* and the commands that schemas/README.md names",
     "WRONGTYPE": "a key of this model is none of ours: delete it, or use another server",
     "CROSSSLOT": "it is a cluster: connect with cluster=True",
-    "DENIED": "it takes no connections from elsewhere without a password: give it one",
 }
-_READ = 1 << 20  # bytes that one system call reads at most
 
 
 class RedisServer:
@@ -46,25 +37,8 @@ class RedisServer:
     """
 
     def __init__(self, url: str, *, cluster: bool = False, timeout: float = 5.0) -> None:
-        # Never tried again unasked: who calls knows what may be repeated.
-        options: dict[str, Any] = {
-            "socket_timeout": timeout,
-            "socket_connect_timeout": timeout,
-            "protocol": 2,
-            "socket_read_size": _READ,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        try:
-            pool = redis.ConnectionPool.from_url(url, **options)
-            pool.connection_class(**pool.connection_kwargs)
-        except (ValueError, TypeError, redis.RedisError):
-            # Without what was said: parts of a password that has a "/" or "#" are taken for a port, and shown.
-            raise ConfigError(
-                'the URL of a Redis must be "redis://user:password@host:port/db", "rediss://…" or "unix://path", '
-                "in which special characters of a password are percent-encoded"
-            ) from None
-        kwargs = pool.connection_kwargs
-        self.name = f"Redis at {kwargs.get('path') or '{}:{}'.format(kwargs.get('host'), kwargs.get('port', 6379))}"
+        pool, options = pool_of(url, timeout), options_of(timeout)
+        self.name = name_of(pool)
         self.timeout, self.is_cluster = timeout, cluster
         self._single = None if cluster else redis.Redis(connection_pool=pool)
         self._open_cluster: Callable[[], Any] = lambda: redis.RedisCluster.from_url(url, **options)
@@ -158,34 +132,18 @@ class RedisServer:
             raise self._translated(error) from error
 
     def _translated(self, error: redis.RedisError) -> PublicationError:
-        code = getattr(error, "status_code", None) or str(error).partition(" ")[0]
-        text = str(error).partition("\n")[0]
-        if isinstance(error, redis.AuthenticationError):
-            return PublicationError(f"{self.name} refuses the credentials: {text}")
-        if _is_certificate_refused(error):
-            return PublicationError(f"{self.name} has a certificate that is not trusted: {text}")
+        trouble = trouble_of(error, _WAYS_OUT)
         if isinstance(error, redis.exceptions.MovedError | redis.exceptions.AskError):
             if self._cluster:
                 with self._lock:
                     self._cluster.close()
                     self._cluster = None  # the next one asks anew who has what
-                return OriginUnavailable(f"{self.name} is moving slots: {text}")
+                return OriginUnavailable(f"{self.name} is moving slots: {trouble.said}")
             return PublicationError(
-                f"{self.name} refuses: {text}; it is a node of a cluster: connect with cluster=True"
+                f"{self.name} refuses: {trouble.said}; it is a node of a cluster: connect with cluster=True"
             )
-        away = redis.ConnectionError | redis.TimeoutError | redis.exceptions.RedisClusterException
-        if isinstance(error, away) or code in _LATER:
-            return OriginUnavailable(f"{self.name} does not answer: {text}")
-        # What a script was refused is told within a sentence; what its user may not do, differently by servers.
-        refused = next((known for known in _WAYS_OUT if code == known or f"{known} " in text), code)
-        if isinstance(error, redis.exceptions.OutOfMemoryError):
-            refused = "OOM"
-        if isinstance(error, redis.ReadOnlyError):
-            refused = "READONLY"
-        if "ACL failure" in text or "user executing the script" in text:
-            refused = "NOPERM"
-        way_out = f"; {_WAYS_OUT[refused]}" if refused in _WAYS_OUT else ""
-        return PublicationError(f"{self.name} refuses: {text}{way_out}")
+        kind = OriginUnavailable if trouble.kind == "away" else PublicationError
+        return kind(f"{self.name} {trouble.text}")
 
 
 class Lane:
@@ -226,9 +184,3 @@ class Lane:
             if refused := next((one for one in answers if isinstance(one, redis.ResponseError)), None):
                 raise refused
         return answers
-
-
-def _is_certificate_refused(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
-        error = error.__cause__ or error.__context__
-    return error is not None

@@ -1,32 +1,23 @@
 """Connections to a server of the Redis protocol: how they are made, what their errors mean, and whether it answers."""
 
 import logging
-import ssl
 import threading
 import time
 from typing import Any, NamedTuple
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from streamtrain.errors import ConfigError, SourceError, SourceRefused, SourceUnavailable
+from streamtrain.errors import SourceError, SourceRefused, SourceUnavailable
+from streamtrain.redis_client import name_of, pool_of, trouble_of
 from streamtrain.stream.redis_scripts import Keys
 
 logger = logging.getLogger("streamtrain.stream.redis_streams")
 
-# Answers of a server that can do later what it cannot do now: away, as far as we are concerned.
-_LATER = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN")
 _WAYS_OUT = {
     "OOM": "its memory is full: give it more (maxmemory), or have writers keep less of the stream (maxlen)",
-    "READONLY": "it is a replica: use the address of the primary",
-    "MISCONF": "it cannot save to its disk, and refuses writes until it can: see its log",
-    "NOPERM": "the user may not do this: grant it ~streamtrain:* and the commands that schemas/README.md names",
     "MOVED": "it is a node of a cluster that does not have this topic: use the address of the node that has",
     "WRONGTYPE": "a key of this topic is none of ours: delete it, or use another topic",
-    "DENIED": "it takes no connections from elsewhere without a password: give it one",
 }
-_READ = 1 << 20  # bytes that one system call reads at most
 
 
 class Link:
@@ -46,26 +37,9 @@ class Link:
     """
 
     def __init__(self, url: str, timeout: float) -> None:
-        try:
-            pool = redis.ConnectionPool.from_url(
-                url, socket_timeout=timeout, socket_connect_timeout=timeout, socket_keepalive=True
-            )
-            # Never tried again unasked: who uses a connection knows what may be repeated.
-            pool.connection_kwargs |= {"protocol": 2, "decode_responses": False, "socket_read_size": _READ}
-            pool.connection_kwargs |= {"retry": Retry(NoBackoff(), 0), "health_check_interval": 0}
-            if not issubclass(pool.connection_class, redis.Connection):
-                pool.connection_kwargs.pop("socket_keepalive")
-            pool.connection_class(**pool.connection_kwargs)
-        except (ValueError, TypeError, redis.RedisError):
-            # Without what was said: parts of a password that has a "/" or "#" are taken for a port, and shown.
-            raise ConfigError(
-                'the URL of a Redis must be "redis://user:password@host:port/db", "rediss://…" or "unix://path", '
-                "in which special characters of a password are percent-encoded"
-            ) from None
-        self._pool = pool
+        self._pool = pool_of(url, timeout)
         self.timeout = timeout
-        kwargs = pool.connection_kwargs
-        self.name = f"Redis at {kwargs.get('path') or '{}:{}'.format(kwargs.get('host'), kwargs.get('port', 6379))}"
+        self.name = name_of(self._pool)
         self._lock = threading.Lock()
         self.is_away = False
         self._worked = 0.0
@@ -117,20 +91,10 @@ class Link:
 
     def translate(self, error: redis.RedisError) -> SourceError:
         """The error of our tree."""
-        code = getattr(error, "status_code", None) or str(error).partition(" ")[0]
-        text = str(error).partition("\n")[0]
-        if isinstance(error, redis.AuthenticationError):
-            return SourceRefused(f"{self.name} refuses the credentials: {text}")
-        if _is_certificate_refused(error):
-            return SourceRefused(f"{self.name} has a certificate that is not trusted: {text}")
-        if isinstance(error, redis.ConnectionError | redis.TimeoutError) or code in _LATER:
-            return SourceUnavailable(text)
-        # What a script was refused is told within a sentence; what its user may not do, differently by servers.
-        refused = next((known for known in _WAYS_OUT if code == known or f"{known} " in text), code)
-        if "ACL failure" in text or "user executing the script" in text:
-            refused = "NOPERM"
-        way_out = f"; {_WAYS_OUT[refused]}" if refused in _WAYS_OUT else ""
-        return SourceRefused(f"{self.name} refuses: {text}{way_out}")
+        trouble = trouble_of(error, _WAYS_OUT)
+        if trouble.kind == "away":
+            return SourceUnavailable(trouble.said)
+        return SourceRefused(f"{self.name} {trouble.text}")
 
 
 class Lane:
@@ -221,9 +185,3 @@ class Topic(NamedTuple):
     keys: Keys
     partitions: int
     name: str
-
-
-def _is_certificate_refused(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
-        error = error.__cause__ or error.__context__
-    return error is not None

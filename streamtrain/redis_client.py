@@ -1,0 +1,120 @@
+"""Redis as a client knows it: how connections are made, and what its errors mean."""
+
+import ssl
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from streamtrain.errors import ConfigError
+
+LATER = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"})
+"""Answers of a server that can do later what it cannot do now."""
+
+_WAYS_OUT = {
+    "READONLY": "it is a replica: use the address of the primary",
+    "MISCONF": "it cannot save to its disk, and refuses writes until it can: see its log",
+    "NOPERM": "the user may not do this: grant it ~streamtrain:* and the commands that schemas/README.md names",
+    "DENIED": "it takes no connections from elsewhere without a password: give it one",
+}
+_TIMES = ("socket_timeout", "socket_connect_timeout")
+_READ = 1 << 20  # bytes that one system call reads at most
+
+
+def options_of(timeout: float) -> dict[str, Any]:
+    """Of every connection: never tried again unasked, as who calls knows what may be repeated.
+
+    Args:
+        timeout: seconds that connecting, and any answer, may take.
+    """
+    return {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "protocol": 2,
+        "decode_responses": False,
+        "socket_read_size": _READ,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+    }
+
+
+def pool_of(url: str, timeout: float) -> redis.ConnectionPool:
+    """Connections to a server.
+
+    Args:
+        url: "redis://", "rediss://" (TLS) or "unix://"; with user, password and database.
+        timeout: as of `options_of`.
+
+    Raises:
+        ConfigError: there is no such URL.
+    """
+    try:
+        pool = redis.ConnectionPool.from_url(url, **options_of(timeout))
+        # How answers are read is not for the URL to say, as it may of the times.
+        pool.connection_kwargs |= {name: of for name, of in options_of(timeout).items() if name not in _TIMES}
+        if issubclass(pool.connection_class, redis.Connection):
+            pool.connection_kwargs["socket_keepalive"] = True
+        pool.connection_class(**pool.connection_kwargs)
+    except (ValueError, TypeError, redis.RedisError):
+        # Without what was said: parts of a password that has a "/" or "#" are taken for a port, and shown.
+        raise ConfigError(
+            'the URL of a Redis must be "redis://user:password@host:port/db", "rediss://…" or "unix://path", '
+            "in which special characters of a password are percent-encoded"
+        ) from None
+    return pool
+
+
+def name_of(pool: redis.ConnectionPool) -> str:
+    """The server of a pool, for messages; without credentials."""
+    kwargs = pool.connection_kwargs
+    return f"Redis at {kwargs.get('path') or '{}:{}'.format(kwargs.get('host'), kwargs.get('port', 6379))}"
+
+
+class Trouble(NamedTuple):
+    """What an error means.
+
+    Attributes:
+        kind: "away": it may answer later; "refused": only who mends something helps that.
+        said: what the server, or the connection, says.
+        text: a sentence after the server's name, with the way out.
+    """
+
+    kind: Literal["away", "refused"]
+    said: str
+    text: str
+
+
+def trouble_of(error: redis.RedisError, ways_out: Mapping[str, str]) -> Trouble:
+    """What an error means.
+
+    Args:
+        error: of redis-py.
+        ways_out: by code of an answer, what to do about it, beside what is so for all.
+    """
+    code = getattr(error, "status_code", None) or str(error).partition(" ")[0]
+    said, known = str(error).partition("\n")[0], _WAYS_OUT | dict(ways_out)
+    if isinstance(error, redis.AuthenticationError):
+        return Trouble("refused", said, f"refuses the credentials: {said}")
+    if _is_certificate_refused(error):
+        return Trouble("refused", said, f"has a certificate that is not trusted: {said}")
+    away = redis.ConnectionError | redis.TimeoutError | redis.exceptions.RedisClusterException
+    if isinstance(error, away) or code in LATER:
+        return Trouble("away", said, f"does not answer: {said}")
+    # What a script was refused is told within a sentence; what its user may not do, differently by servers.
+    refused = next((one for one in known if code == one or f"{one} " in said), code)
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        refused = "OOM"
+    if isinstance(error, redis.ReadOnlyError):
+        refused = "READONLY"
+    if "ACL failure" in said or "user executing the script" in said:
+        refused = "NOPERM"
+    way_out = f"; {known[refused]}" if refused in known else ""
+    return Trouble("refused", said, f"refuses: {said}{way_out}")
+
+
+def _is_certificate_refused(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
