@@ -6,11 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Self
 
+import streamtrain.ps.ps_pb2 as pb
 from streamtrain.cluster.coordinator_client import CoordinatorClient
 from streamtrain.cluster.looks import as_json, look_at, samples_of, watermark_of
 from streamtrain.cluster.membership import Cluster
+from streamtrain.cluster.places import check_backups
 from streamtrain.errors import ConfigError, ShardUnavailable
 from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.copying import Line
 from streamtrain.ps.security import Security, connect, metadata
 from streamtrain.settings import Settings
 
@@ -25,6 +28,7 @@ class Overview:
         shards: addresses of all shards, which are asked where the coordinator does not answer; empty: not known.
         security: of the wire.
         timeout: seconds for an answer.
+        backups: addresses of the backups of all shards, if they have some: one that has taken over is the shard.
 
     Attributes:
         note: why the last answer is not the coordinator's; "": it is.
@@ -34,7 +38,13 @@ class Overview:
     """
 
     def __init__(
-        self, coordinator: str | None, shards: Sequence[str], security: Security, timeout: float = _SECONDS
+        self,
+        coordinator: str | None,
+        shards: Sequence[str],
+        security: Security,
+        timeout: float = _SECONDS,
+        *,
+        backups: Sequence[str] = (),
     ) -> None:
         if coordinator is None and not shards:
             raise ConfigError("neither coordinator.address nor ps.addresses is set: give --ps host:port,…")
@@ -44,8 +54,9 @@ class Overview:
         if coordinator is not None:
             self._client = CoordinatorClient(coordinator, security, timeout)
             self._stack.callback(self._client.close)
-        self._addresses = list(shards)
-        self._controls = [self._control(address, security, timeout) for address in shards]
+        self._count = len(shards)
+        self._addresses = [*shards, *backups]
+        self._controls = [self._control(address, security, timeout) for address in self._addresses]
         self._samples: tuple[float, int] | None = None
 
     @classmethod
@@ -57,7 +68,11 @@ class Overview:
         """
         known = bool(settings.ps.addresses or (tf_config and not tf_config.isspace()))
         shards = Cluster.of(settings.ps.addresses, tf_config).ps if known else ()
-        return cls(settings.coordinator.address, shards, Security.read(**settings.security.arguments()))
+        security = Security.read(**settings.security.arguments())
+        if shards:
+            check_backups(shards, settings.ps)
+        backups = settings.ps.backups if shards else ()
+        return cls(settings.coordinator.address, shards, security, backups=backups)
 
     def __enter__(self) -> Self:
         return self
@@ -95,8 +110,8 @@ class Overview:
         return RemoteControl(channel, address, metadata(security), timeout)
 
     def _of_shards(self) -> dict[str, Any]:
-        with ThreadPoolExecutor(len(self._controls)) as pool:
-            looks = list(pool.map(look_at, self._controls))
+        found = self._looked()
+        looks = [look for _, look in found]
         if all(look is None for look in looks):
             raise ShardUnavailable(f"no shard answers, of {', '.join(self._addresses)}")
         ready = [look for look in looks if look is not None and look.ready]
@@ -113,7 +128,7 @@ class Overview:
             "samples_per_s": self._rate(samples),
             "watermark": watermark_of(ready) or None,
             "lag": None,
-            "shards": [as_json(i, at, look) for i, (at, look) in enumerate(zip(self._addresses, looks, strict=True))],
+            "shards": [as_json(i, at, look) for i, (at, look) in enumerate(found)],
             "workers": [
                 {"name": name, "partitions": None, "lag": None, "samples_per_s": None, "seen": None} for name in workers
             ],
@@ -125,6 +140,16 @@ class Overview:
             "history": [],
         }
 
+    def _looked(self) -> list[tuple[str, Any | None]]:
+        """By shard the address of its primary and how that is; of one that has none, where it starts, and None."""
+        with ThreadPoolExecutor(len(self._controls)) as pool:
+            looks = list(pool.map(look_at, self._controls))
+        places = [
+            (address, None if look is not None and _is_backup(look) else look)
+            for address, look in zip(self._addresses, looks, strict=True)
+        ]
+        return [max(places[i :: self._count], key=lambda one: _rank(one[1])) for i in range(self._count)]
+
     def _rate(self, samples: int | None) -> float | None:
         """Samples per second since the look before; None: there is none."""
         at, before = time.monotonic(), self._samples
@@ -132,3 +157,15 @@ class Overview:
         if samples is None or before is None or at <= before[0]:
             return None
         return max(0.0, (samples - before[1]) / (at - before[0]))
+
+
+def _is_backup(look: Any) -> bool:
+    return look.HasField("standing") and bool(look.standing.role == pb.BACKUP)
+
+
+def _rank(look: Any | None) -> tuple[int, int, int]:
+    """The greater of two places of a shard is its primary: of two that believe to be so the one that took over last."""
+    if look is None:
+        return 0, 0, 0
+    line = Line.of(look.standing.line)
+    return (2, line.begun, line.term) if look.ready else (1, 0, 0)

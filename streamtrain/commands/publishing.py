@@ -75,16 +75,12 @@ def _version(settings: "Settings", who: str, why: str, *, force: bool, seconds: 
 
 
 def _now(settings: "Settings", *, force: bool, seconds: float) -> "Publication":
-    from streamtrain.cluster.membership import Cluster
-    from streamtrain.cluster.remote import publish_now
+    from streamtrain.cluster.remote import leader_of, publish_now
 
     tf_config = os.environ.get("TF_CONFIG")
-    address = settings.coordinator.address
-    if address is None:
-        if not settings.ps.addresses and not tf_config:
-            raise _NoShards("neither coordinator.address nor ps.addresses is set: give --ps host:port,…")
-        address = Cluster.of(settings.ps.addresses, tf_config).ps[0]
-    return publish_now(address, settings.security, force=force, timeout=seconds)
+    if settings.coordinator.address is None and not settings.ps.addresses and not tf_config:
+        raise _NoShards("neither coordinator.address nor ps.addresses is set: give --ps host:port,…")
+    return publish_now(leader_of(settings, tf_config), settings.security, force=force, timeout=seconds)
 
 
 class _NoShards(ConfigError):

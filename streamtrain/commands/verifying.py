@@ -82,15 +82,13 @@ def _tried(compare: Callable[[], Part]) -> Part:
 
 
 def _shards(settings: "Settings", seconds: float) -> Part:
-    from streamtrain.cluster.membership import Cluster
+    from streamtrain.cluster.remote import leader_of
     from streamtrain.cluster.remote import verify as ask
 
-    tf_config, address = os.environ.get("TF_CONFIG"), settings.coordinator.address
-    if address is None:
-        if not settings.ps.addresses and not tf_config:
-            return {"passed_over": "neither coordinator.address nor ps.addresses is set"}
-        address = Cluster.of(settings.ps.addresses, tf_config).ps[0]
-    found = ask(address, settings.security, timeout=seconds)
+    tf_config = os.environ.get("TF_CONFIG")
+    if settings.coordinator.address is None and not settings.ps.addresses and not tf_config:
+        return {"passed_over": "neither coordinator.address nor ps.addresses is set"}
+    found = ask(leader_of(settings, tf_config), settings.security, timeout=seconds)
     return found.as_json() | {"agrees": found.agrees}
 
 

@@ -30,7 +30,10 @@ class Backed:
     Args:
         url: of the stream.
         topic: its name.
-        place: of checkpoints, which are taken all the time; None: there are none.
+        place: of checkpoints, which are taken all the time; None: there are none, and nothing is published.
+
+    Attributes:
+        settings: of the worker.
     """
 
     def __init__(self, url: str, topic: str, place: Path | None = None) -> None:
@@ -39,13 +42,14 @@ class Backed:
         self._options += ["--set=ps.backup_patience=1s"]
         if place is not None:
             self._options += [f"--set=checkpoint.url={place}", "--set=checkpoint.every=300ms"]
+            self._options += [f"--set=publish.url={url}", "--set=publish.every=1h"]
         self.channels = [(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in addresses]
         self.processes: dict[tuple[int, int], Process] = {}
         self._ended: list[Process] = []
         overrides: dict[str, object] = {"stream.url": url, "stream.topic": topic, "worker.batch_size": 20}
         overrides |= {"ps.addresses": ",".join(addresses[:2]), "ps.backups": ",".join(addresses[2:])}
         overrides |= {"ps.timeout": "3s", "stream.dead_letters": False, "worker.batch_age": "10ms"}
-        self._settings = load_settings(overrides=overrides)
+        self.settings = load_settings(overrides=overrides)
         self._stopped = threading.Event()
         self._failures: list[BaseException] = []
         self._learner: threading.Thread | None = None
@@ -61,8 +65,8 @@ class Backed:
             for index in (0, 1):
                 self.start(index, place)
         made, step, spec = stepping(tensorflow=False)
-        self.worker = WorkerProcess(made, step, spec, self._settings.ps.addresses, self._settings)
-        self._stream = open_stream(self._settings.stream)
+        self.worker = WorkerProcess(made, step, spec, self.settings.ps.addresses, self.settings)
+        self._stream = open_stream(self.settings.stream)
         self._stream.create(PARTITIONS)
         self._learner = threading.Thread(target=self._learn)
         self._learner.start()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from streamtrain.cluster.overview import Overview
+from streamtrain.cluster.remote import leader_of, publish_now, verify
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.clock import Span
@@ -112,6 +114,7 @@ def test_backups_go_on_with_checkpoints_and_come_back_from_them(tmp_path: Path) 
         backed.kill(0, 0)
         backed.learned(2_000)
         wait_for_epoch(tmp_path, 2_000)
+        check_what_commands_ask(backed, 2_000)
         backed.fill(2_000, 3_000)
         backed.kill(1, 1)
         backed.learned(3_000)
@@ -125,6 +128,18 @@ def test_backups_go_on_with_checkpoints_and_come_back_from_them(tmp_path: Path) 
         backed.fill(3_000, 4_000)
         backed.learned(4_000)
         backed.assert_counts(4_000)
+
+
+def check_what_commands_ask(backed: Backed, learned: int) -> None:
+    """It is the backup of shard 0 that is asked, as it has taken over; of shard 1 it is not."""
+    leader = leader_of(backed.settings, None)
+    published = publish_now(leader, backed.settings.security, timeout=SECONDS)
+    assert published.clock == {0: learned, 1: learned}
+    assert verify(leader, backed.settings.security, timeout=SECONDS).agrees
+    with Overview.of(backed.settings, None) as overview:
+        shards = overview.read()["shards"]
+    assert [shard["state"] for shard in shards] == ["ready", "ready"]
+    assert [shard["address"] for shard in shards] == [backed.settings.ps.backups[0], backed.settings.ps.addresses[1]]
 
 
 def wait_for_epoch(place: Path, offset: int) -> None:
