@@ -74,8 +74,8 @@ void load(SharedDense& shared, Vector values, In<float, nb::ndim<2>> slots, floa
 }  // namespace
 
 void bind_dense(nb::module_& m) {
-  m.def("aligned_floats", [](size_t size) { return aligned_numpy<float>({size}); }, nb::arg("size"));
   using namespace nb::literals;
+  m.def("aligned_floats", [](size_t size) { return aligned_numpy<float>({size}); }, "size"_a);
   nb::class_<SharedDense>(m, "DenseVector")
       .def("__init__", &construct, "values"_a, nb::kw_only(), "optimizer"_a, "rate"_a, "initial_accumulator"_a = 0.1f,
            "epsilon"_a = 1e-7f, "beta1"_a = 0.9f, "beta2"_a = 0.999f)
