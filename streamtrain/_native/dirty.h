@@ -31,9 +31,9 @@ namespace streamtrain {
 class TombstoneSet {
  public:
   void add(uint64_t key) {
-    if (!index_) index_ = std::make_unique<Index>();  // 16 KiB, which a table without removals does not need
+    if (!index_) index_ = std::make_unique<Index>();  // 24 KiB, which a table without removals does not need
     if (find(key) != kNoRow) return;
-    index_->reserve(key);
+    index_->reserve(key, KeyOf{keys_});
     keys_.push_back(key);
     index_->insert(key, static_cast<uint32_t>(keys_.size() - 1));
   }
@@ -42,7 +42,7 @@ class TombstoneSet {
     if (keys_.empty()) return;
     const uint32_t at = find(key);
     if (at == kNoRow) return;
-    index_->erase(key, at);
+    index_->erase(key, at, KeyOf{keys_});
     const auto last = static_cast<uint32_t>(keys_.size() - 1);
     if (at != last) {
       index_->replace(keys_[last], last, at);
@@ -54,7 +54,7 @@ class TombstoneSet {
   // REQUIRES: size() > 0.
   uint64_t take() noexcept {
     const uint64_t key = keys_.back();
-    index_->erase(key, static_cast<uint32_t>(keys_.size() - 1));
+    index_->erase(key, static_cast<uint32_t>(keys_.size() - 1), KeyOf{keys_});
     keys_.pop_back();
     if (keys_.empty()) index_.reset();
     return key;
@@ -64,6 +64,13 @@ class TombstoneSet {
   size_t bytes() const { return keys_.size() * sizeof(uint64_t) + (index_ ? index_->bytes() : 0); }
 
  private:
+  struct KeyOf {
+    const std::deque<uint64_t>& keys;
+
+    uint64_t operator()(uint32_t at) const { return keys[at]; }
+    void prefetch(uint32_t) const {}
+  };
+
   uint32_t find(uint64_t key) const {
     return index_->find(key, [&](uint32_t at) { return keys_[at] == key; });
   }

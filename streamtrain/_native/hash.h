@@ -6,7 +6,8 @@
 //
 // Bits of a key, so that no two parts of the system divide keys by the same ones:
 //   63..48  hash slot, which maps to a shard          (shard_of)
-//   47..16  tag and position within a table segment   (index.h)
+//   47..16  position within a table segment           (index.h)
+//   21..10  tag and filter within it                  (index.h)
 //    9..0   table segment                             (index.h)
 //
 // Thread safety: pure functions.

@@ -120,7 +120,7 @@ PushResult Table::push(const uint64_t* keys, const float* gradients, const uint3
 
 // A live row for an absent key, with count and time zero; the caller fills in the rest.
 uint32_t Table::insert(uint64_t key) {
-  index_.reserve(key);
+  index_.reserve(key, KeyOf{rows_});
   const uint32_t id = rows_.allocate();
   index_.insert(key, id);
   snapshot_.inserted(id);
@@ -162,7 +162,7 @@ void Table::erase(uint32_t id) {
   const uint64_t key = RowLayout::header(row)->key;
   before_change(id, row);
   dirty_.removed(key);
-  index_.erase(key, id);
+  index_.erase(key, id, KeyOf{rows_});
   rows_.release(id);
 }
 

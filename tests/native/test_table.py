@@ -400,16 +400,6 @@ def test_growth_equals_a_dict() -> None:
     assert {k: r.count for k, r in contents(table).items()} == expected
 
 
-def test_keys_that_collide_in_tag_and_segment() -> None:
-    keys = np.arange(3000, dtype=np.uint64) << np.uint64(48)
-    table = counting_table()
-    push(table, keys)
-    push(table, keys[::3].copy())
-    assert table.remove(keys[::2].copy()) == 1500
-    _, counts, _ = table.lookup(keys)
-    assert_array_equal(counts, [0 if i % 2 == 0 else 2 if i % 3 == 0 else 1 for i in range(3000)])
-
-
 def test_memory_of_small_and_large_tables() -> None:
     rng = np.random.default_rng(2)
     table = _core.Table(16, optimizer="adagrad", rate=0.1)
