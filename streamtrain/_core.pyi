@@ -419,7 +419,7 @@ class Table:
         """Write whole rows, as from a checkpoint; return how many were new."""
     def remove(self, keys: NDArray[np.uint64]) -> int: ...
     def lookup(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.uint32], NDArray[np.uint32]]:
-        """Whether each key has a row, its count and its last_seen."""
+        """Whether each key has a row, its count and its last_seen, which is 0 where it is not kept."""
     def expire(self, now: int, max_rows: int) -> int:
         """Visit the next max_rows row ids and remove what was last seen more than expire_after seconds before now."""
     def scan(self, cursor: int, max_rows: int) -> tuple[int | None, Rows]:

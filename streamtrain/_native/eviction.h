@@ -31,18 +31,18 @@ class EvictionClock {
   }
 
   // Visits at most `limit` rows and calls evict(id) for live ones, at most `excess`; returns for how many.
-  // REQUIRES: excess <= rows.live(); evict removes the row.
+  // REQUIRES: last_seen is kept; excess <= rows.live(); evict removes the row.
   template <typename Evict>
-  uint32_t run(const RowStore& rows, uint32_t excess, uint32_t limit, Evict evict) {
+  uint32_t run(const RowStore& rows, const RowLayout& layout, uint32_t excess, uint32_t limit, Evict evict) {
     const uint32_t end = rows.end(), wanted = excess;
     for (; excess && limit; --limit) {
       if (budget_ == 0) {
-        draw(rows, excess);
+        draw(rows, layout, excess);
         budget_ = std::max(end / 16, 1u);
       }
       if (hand_ >= end) hand_ = 0;
-      const RowHeader* row = rows.header(hand_);
-      if (row->live() && (row->last_seen <= threshold_ || patience_ == 0)) {
+      const std::byte* row = rows.row(hand_);
+      if (RowLayout::header(row)->live() && (layout.last_seen(row) <= threshold_ || patience_ == 0)) {
         evict(hand_);
         --excess;
       }
@@ -56,13 +56,13 @@ class EvictionClock {
  private:
   static constexpr uint32_t kSample = 4096;
 
-  void draw(const RowStore& rows, uint32_t excess) {
+  void draw(const RowStore& rows, const RowLayout& layout, uint32_t excess) {
     const uint32_t end = rows.end();
     std::vector<uint32_t> times;
     times.reserve(kSample);
     const auto look = [&](uint32_t id) {
-      const RowHeader* row = rows.header(id);
-      if (row->live()) times.push_back(row->last_seen);
+      const std::byte* row = rows.row(id);
+      if (RowLayout::header(row)->live()) times.push_back(layout.last_seen(row));
     };
     if (end <= kSample) {
       for (uint32_t id = 0; id < end; ++id) look(id);

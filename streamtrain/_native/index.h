@@ -8,10 +8,10 @@
 // bytes per key, at any size. When the whole index grows, the segments do so one after another, and no call has to wait
 // for more than a few.
 //
-// Bits of a key: 47..16 home, of which the upper ones decide; 21..18 bit of the filter, 17..10 tag, 9..0 segment. 63..48
-// choose the shard and hardly vary inside one (hash.h). Keys with equal tags are told apart by the caller, who compares
-// the whole key in the row ("match"). A slot does not say where its key belongs: growing, and erasing where keys have
-// passed, ask the caller for keys of rows.
+// Bits of a key: 47..16 home, of which the upper ones decide; 21..18 bit of the filter, 17..10 tag, 9..0 segment; and
+// 63..48 choose the shard and hardly vary inside one (hash.h). Keys with equal tags are told apart by the caller, who
+// compares the whole key in the row ("match"). A slot does not say where its key belongs: growing, and erasing where
+// keys have passed, ask the caller for keys of rows.
 //
 // KeyOf, in what follows: key_of(row) is the key of a row that is in the index; key_of.prefetch(row) asks for it.
 //
@@ -144,7 +144,8 @@ class Index {
   Segment& segment(uint64_t key) { return segments_[key % kSegments]; }
   const Segment& segment(uint64_t key) const { return segments_[key % kSegments]; }
 
-  // The first key that has passed bucket `hole`, or bucket `hole` if there is none. Makes its filter that of the others.
+  // The first key that has passed bucket `hole`, or the bucket itself if there is none. Its filter becomes that of the
+  // others.
   template <typename KeyOf>
   static Place first_passer(const Segment& s, uint32_t hole, const KeyOf& key_of) noexcept {
     Place first{hole, 0};

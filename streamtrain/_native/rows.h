@@ -3,12 +3,12 @@
 // One row is one buffer; reading it for a pull touches its header and embedding only:
 //   0   key        u64
 //   8   meta       u32: 28 bits count of occurrences (saturating), 1 bit live, 3 bits dirty channels
-//   12  last_seen  u32: event time of the last occurrence, seconds
-//   16  embedding  dim x 4 or 2 bytes
+//   12  last_seen  u32: event time of the last occurrence, seconds; 0: not known. Only where it is kept
+//   ..  embedding  dim x 4 or 2 bytes
 //   ..  state      floats of the optimizer, from the next multiple of 4
-// padded to a multiple of 8. Rows live in blocks of a power-of-two number of rows, at most 64 MiB, that never move. A
-// block is address space until its rows are touched, so a large one costs nothing and keeps the list of blocks in
-// cache. Ids of removed rows are used again, last first; memory once touched stays with the table.
+// A multiple of 4, so keys need not be aligned. Rows live in blocks of a power-of-two number of rows, at most 64 MiB,
+// that never move. A block is address space until its rows are touched, so a large one costs nothing and keeps the list
+// of blocks in cache. Ids of removed rows are used again, last first; memory once touched stays with the table.
 //
 // Thread safety: external synchronisation; const functions may run together.
 // Invariant: a row that is not live holds the next free id in its key; its dirty bits stay (see dirty.h).
@@ -25,14 +25,13 @@
 
 namespace streamtrain {
 
-struct RowHeader {
+struct __attribute__((packed, aligned(4))) RowHeader {
   static constexpr uint32_t kMaxCount = (1u << 28) - 1;
   static constexpr uint32_t kLive = 1u << 28;
   static constexpr uint32_t kDirtyShift = 29;
 
   uint64_t key;
   uint32_t meta;
-  uint32_t last_seen;
 
   bool live() const { return meta & kLive; }
   uint32_t count() const { return meta & kMaxCount; }
@@ -40,20 +39,23 @@ struct RowHeader {
     meta = (meta & ~kMaxCount) | static_cast<uint32_t>(count < kMaxCount ? count : kMaxCount);
   }
 };
-static_assert(sizeof(RowHeader) == 16);
+static_assert(sizeof(RowHeader) == 12);
 
 // Where the parts of a row are.
 struct RowLayout {
   Storage storage;
+  bool keeps_time;  // last_seen
   uint32_t dim, state_size;
-  size_t state_offset, stride;
+  size_t embedding_offset, state_offset, stride;
 
-  RowLayout(Storage s, size_t d, size_t state)
+  RowLayout(Storage s, bool time, size_t d, size_t state)
       : storage(s),
+        keeps_time(time),
         dim(static_cast<uint32_t>(d)),
         state_size(static_cast<uint32_t>(state)),
-        state_offset((sizeof(RowHeader) + d * element_size(s) + 3) / 4 * 4),
-        stride((state_offset + state * sizeof(float) + 7) / 8 * 8) {}
+        embedding_offset(sizeof(RowHeader) + (time ? sizeof(uint32_t) : 0)),
+        state_offset((embedding_offset + d * element_size(s) + 3) / 4 * 4),
+        stride(state_offset + state * sizeof(float)) {}
 
   template <typename Byte>  // std::byte or const std::byte
   static auto header(Byte* row) {
@@ -61,7 +63,14 @@ struct RowLayout {
     else return reinterpret_cast<RowHeader*>(row);
   }
   template <typename Byte>
-  static Byte* embedding(Byte* row) { return row + sizeof(RowHeader); }
+  Byte* embedding(Byte* row) const { return row + embedding_offset; }
+  // 0 where it is not kept.
+  uint32_t last_seen(const std::byte* row) const {
+    return keeps_time ? *reinterpret_cast<const uint32_t*>(row + sizeof(RowHeader)) : 0;
+  }
+  void set_last_seen(std::byte* row, uint32_t time) const {
+    if (keeps_time) *reinterpret_cast<uint32_t*>(row + sizeof(RowHeader)) = time;
+  }
   template <typename Byte>
   auto state(Byte* row) const {
     if constexpr (std::is_const_v<Byte>) return reinterpret_cast<const float*>(row + state_offset);

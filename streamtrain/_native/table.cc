@@ -36,7 +36,9 @@ float checked_rate(const TableConfig& c, std::optional<float> rate) {
 }  // namespace
 
 Table::Table(const TableConfig& config)
-    : config_(checked(config)), layout_(config.storage, config.dim, state_size(config)), rows_(layout_) {
+    : config_(checked(config)),
+      layout_(config.storage, config.expire_after || config.capacity, config.dim, state_size(config)),
+      rows_(layout_) {
   checked_rate(config_, std::nullopt);
   if (config_.min_count > 1) sketch_.emplace(config_.sketch_width);
 }
@@ -76,10 +78,11 @@ uint32_t Table::confirmed(uint64_t key, uint32_t look) const {
 void Table::pull(const uint64_t* keys, size_t n, float* out) const {
   const size_t dim = layout_.dim;
   const Storage storage = layout_.storage;
-  pipelined<0>(keys, n, sizeof(RowHeader) + dim * element_size(storage), [&, dim, storage](size_t i, uint32_t look) {
+  const size_t row_bytes = layout_.embedding_offset + dim * element_size(storage);
+  pipelined<0>(keys, n, row_bytes, [&, dim, storage](size_t i, uint32_t look) {
     const uint32_t id = look == kNoRow ? kNoRow : confirmed(keys[i], look);
     if (id == kNoRow) birth(config_.init, storage, keys[i], out + i * dim, dim);
-    else widen(storage, RowLayout::embedding(rows_.row(id)), out + i * dim, dim);
+    else widen(storage, layout_.embedding(rows_.row(id)), out + i * dim, dim);
   });
 }
 
@@ -108,7 +111,7 @@ PushResult Table::push(const uint64_t* keys, const float* gradients, const uint3
     update(row, gradient, rate);
     RowHeader* header = RowLayout::header(row);
     header->set_count(uint64_t{header->count()} + counts[i]);
-    header->last_seen = std::max(header->last_seen, times[i]);
+    layout_.set_last_seen(row, std::max(layout_.last_seen(row), times[i]));
     dirty_.mark(header, id);
     ++result.applied;
   });
@@ -128,7 +131,7 @@ uint32_t Table::insert(uint64_t key) {
   dirty_.inserted(header, key);
   header->key = key;
   header->meta |= RowHeader::kLive;
-  header->last_seen = 0;
+  layout_.set_last_seen(rows_.row(id), 0);
   return id;
 }
 
@@ -136,7 +139,7 @@ void Table::give_birth(std::byte* row, uint64_t key, float rate) {
   const size_t dim = layout_.dim;
   float values[kMaxDim];
   birth(config_.init, layout_.storage, key, values, dim);
-  narrow(layout_.storage, values, RowLayout::embedding(row), dim);
+  narrow(layout_.storage, values, layout_.embedding(row), dim);
   std::visit([&](const auto& optimizer) { optimizer.start(rate, values, layout_.state(row), dim); }, config_.optimizer);
 }
 
@@ -146,7 +149,7 @@ void Table::update(std::byte* row, const float* gradient, float rate) {
     std::visit([&](const auto& optimizer) { optimizer.apply(rate, w, layout_.state(row), gradient, dim); },
                config_.optimizer);
   };
-  std::byte* stored = RowLayout::embedding(row);
+  std::byte* stored = layout_.embedding(row);
   if (layout_.storage == Storage::kFloat32) return apply(reinterpret_cast<float*>(stored));
   float values[kMaxDim];
   uint16_t noise[kMaxDim];
@@ -177,7 +180,7 @@ bool Table::begin_eviction() {
 }
 
 uint64_t Table::evict(uint32_t limit) {
-  const uint32_t evicted = clock_.run(rows_, excess(), limit, [&](uint32_t id) { erase(id); });
+  const uint32_t evicted = clock_.run(rows_, layout_, excess(), limit, [&](uint32_t id) { erase(id); });
   totals_.evicted += evicted;
   return evicted;
 }
@@ -200,11 +203,11 @@ uint64_t Table::load(const uint64_t* keys, const float* embeddings, const float*
     }
     std::byte* row = rows_.row(id);
     before_change(id, row);
-    narrow(layout_.storage, embeddings + i * dim, RowLayout::embedding(row), dim);
+    narrow(layout_.storage, embeddings + i * dim, layout_.embedding(row), dim);
     std::copy_n(state + i * state_size, state_size, layout_.state(row));
     RowHeader* header = RowLayout::header(row);
     header->set_count(counts[i]);
-    header->last_seen = last_seen[i];
+    layout_.set_last_seen(row, last_seen[i]);
     dirty_.mark(header, id);
   });
   totals_.inserted += inserted;
@@ -224,13 +227,13 @@ uint64_t Table::remove(const uint64_t* keys, size_t n) {
 }
 
 void Table::lookup(const uint64_t* keys, size_t n, uint8_t* found, uint32_t* counts, uint32_t* last_seen) const {
-  pipelined<0>(keys, n, sizeof(RowHeader), [&](size_t i, uint32_t look) {
+  pipelined<0>(keys, n, layout_.embedding_offset, [&](size_t i, uint32_t look) {
     const uint32_t id = look == kNoRow ? kNoRow : confirmed(keys[i], look);
     found[i] = id != kNoRow;
     if (id == kNoRow) return;
-    const RowHeader* header = rows_.header(id);
-    counts[i] = header->count();
-    last_seen[i] = header->last_seen;
+    const std::byte* row = rows_.row(id);
+    counts[i] = RowLayout::header(row)->count();
+    last_seen[i] = layout_.last_seen(row);
   });
 }
 
@@ -240,10 +243,18 @@ uint64_t Table::expire(uint32_t now, uint32_t limit) {
   uint64_t expired = 0;
   for (uint32_t visits = std::min(limit, end); visits; --visits, ++expire_cursor_) {
     if (expire_cursor_ >= end) expire_cursor_ = 0;
-    const RowHeader* header = rows_.header(expire_cursor_);
-    if (!header->live() || header->last_seen >= oldest) continue;
-    erase(expire_cursor_);
-    ++expired;
+    std::byte* row = rows_.row(expire_cursor_);
+    RowHeader* header = RowLayout::header(row);
+    const uint32_t seen = layout_.last_seen(row);
+    if (!header->live() || seen >= oldest) continue;
+    if (seen) {
+      erase(expire_cursor_);
+      ++expired;
+    } else {  // from a time when it was not kept: the row's time begins
+      before_change(expire_cursor_, row);
+      layout_.set_last_seen(row, now);
+      dirty_.mark(header, expire_cursor_);
+    }
   }
   totals_.expired += expired;
   return expired;

@@ -46,7 +46,7 @@ struct TableConfig {
   uint32_t min_count = 1;  // 1: every key is admitted
   uint32_t sketch_width = 1u << 20;
   uint32_t expire_after = 0;  // seconds; 0: never
-  uint32_t capacity = 0;      // rows; 0: no limit
+  uint32_t capacity = 0;      // rows; 0: no limit. last_seen is kept only with expire_after or capacity
 };
 
 // A part of a table, column by column.
@@ -113,11 +113,11 @@ class Table {
   // Removes rows; returns how many there were.
   uint64_t remove(const uint64_t* keys, size_t n);
 
-  // Writes whether each key has a row; of those that have one, also counts and last_seen.
+  // Writes whether each key has a row; of those that have one, also counts and last_seen (0 where it is not kept).
   void lookup(const uint64_t* keys, size_t n, uint8_t* found, uint32_t* counts, uint32_t* last_seen) const;
 
   // Visits the next `limit` row ids, in a circle, and removes the rows that were last seen more than expire_after
-  // seconds before `now`; returns how many.
+  // seconds before `now`; returns how many. A row whose last_seen is 0 is taken for one last seen now.
   uint64_t expire(uint32_t now, uint32_t limit);
 
   // Appends the live rows among the `limit` ids from `cursor` on; returns the next cursor, or nothing at the end.

@@ -19,7 +19,7 @@ void reserve(Rows& rows, size_t n) {
 
 void Table::append(const std::byte* row, Rows& out) const {
   const RowHeader* header = RowLayout::header(row);
-  const std::byte* embedding = RowLayout::embedding(row);
+  const std::byte* embedding = layout_.embedding(row);
   const size_t dim = layout_.dim;
   out.keys.push_back(header->key);
   if (layout_.storage == Storage::kFloat32) {
@@ -32,7 +32,7 @@ void Table::append(const std::byte* row, Rows& out) const {
   const float* state = layout_.state(row);
   out.state.insert(out.state.end(), state, state + layout_.state_size);
   out.counts.push_back(header->count());
-  out.last_seen.push_back(header->last_seen);
+  out.last_seen.push_back(layout_.last_seen(row));
 }
 
 std::optional<uint32_t> Table::scan(uint32_t cursor, uint32_t limit, Rows& out) const {

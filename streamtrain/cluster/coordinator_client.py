@@ -61,9 +61,9 @@ class CoordinatorClient:
         return status
 
     def inspect(self, table: str, key: int) -> dict[str, Any] | None:
-        """`count` and `last_seen` of a row; None: there is none."""
+        """`count` and `last_seen` (None where it is not kept) of a row; None: there is none."""
         found = self._call("Inspect", pb.InspectRequest(table=table, key=key), pb.Inspected)
-        return {"count": found.count, "last_seen": found.last_seen} if found.found else None
+        return {"count": found.count, "last_seen": found.last_seen or None} if found.found else None
 
     def checkpoint(self, *, full: bool = False, timeout: float | None = None) -> Taken:
         """Has a checkpoint taken, and waits for it; for at most `timeout` seconds, if it is not None."""

@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
     Attributes:
         learned: occurrences that were learned.
-        last_seen: latest event time, seconds since the epoch.
+        last_seen: latest event time, seconds since the epoch; 0 in a table without expire_after and capacity.
     """
 
     learned: int

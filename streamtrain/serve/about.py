@@ -147,7 +147,8 @@ ROW = _object(
         **_KEY,
         "values": _list(_NUMBER),
         "count": _maybe(_NUMBER) | {"description": "How often it was learned; null: the cluster does not tell."},
-        "last_seen": _maybe(_NUMBER) | {"description": "Event time, seconds since the epoch; null as well."},
+        "last_seen": _maybe(_NUMBER)
+        | {"description": "Event time, seconds since the epoch; null as well, and where the table does not keep it."},
         "cluster": _TEXT | {"description": '"ok", "not configured", or why the cluster does not tell.'},
     }
 )

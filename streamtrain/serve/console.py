@@ -45,6 +45,8 @@ class ClusterView(Protocol):
     def inspect(self, table: str, key: int) -> dict[str, Any] | None:
         """`count` and `last_seen` (seconds since the epoch) of a row, from the shard that has it; None: there is none.
 
+        `last_seen` is None in a table without `expire_after` and `capacity`, which does not keep it.
+
         Args:
             table: name of the table.
             key: of the id, unsigned.

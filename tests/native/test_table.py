@@ -516,6 +516,44 @@ def test_expiry_visits_only_so_many_rows_a_call() -> None:
     assert len(table) == 500
 
 
+def test_rows_whose_time_was_not_kept_expire_from_their_first_visit_on() -> None:
+    keys = random_keys(np.random.default_rng(6), 100)
+    before = counting_table()
+    push(before, keys, time=100)
+    _, rows = before.scan(0, 100)
+    assert not rows.last_seen.any()
+    assert not before.lookup(keys)[2].any()
+    table = counting_table(expire_after=10)
+    table.load(rows.keys, rows.embeddings, rows.state, rows.counts, rows.last_seen)
+    channel = table.open_channel()
+    table.begin_snapshot()
+    assert table.expire(200, 1000) == 0
+    assert {row.last_seen for row in contents(table).values()} == {200}
+    seen: dict[int, oracle.Row] = {}
+    collect(table.drain(channel, 1000).rows, seen)
+    assert_same_rows(seen, contents(table))  # so that a checkpoint has it
+    part = table.read_snapshot(1000)
+    assert part is not None
+    assert not part.last_seen.any()
+    table.end_snapshot()
+    push(table, keys[:40], time=205)
+    assert table.expire(210, 1000) == 0
+    assert table.expire(211, 1000) == 60
+    assert set(contents(table)) == set(keys[:40].tolist())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 3, 16])
+def test_bytes_of_a_row(dim: int, dtype: _core.Dtype) -> None:
+    size = 8 + 4 + dim * (4 if dtype == "float32" else 2)
+    optimizers: list[tuple[int, _core.OptimizerName]] = [(0, "sgd"), (4, "rowwise_adagrad")]
+    for state, optimizer in optimizers:
+        choices: list[tuple[int, dict[str, Any]]] = [(0, {}), (4, {"expire_after": 9}), (4, {"capacity": 9})]
+        for time, options in choices:
+            table = _core.Table(dim, optimizer=optimizer, rate=0.1, dtype=dtype, **options)
+            assert table.stats()["row_bytes"] == -(-size // 4) * 4 + state + time
+
+
 def test_capacity_takes_the_oldest_of_a_small_table_first() -> None:
     """Up to 4096 rows the sample is the table: what goes is among the oldest eighth (or more if it must)."""
     rng = np.random.default_rng(7)

@@ -237,7 +237,7 @@ class Table:
         return applied, inserted, unadmitted, non_finite
 
     def write(self, key: int, row: Row) -> None:
-        self.rows[key] = row
+        self.rows[key] = row if self.expire_after else replace(row, last_seen=0)
         for channel in self.unsealed():
             channel.changed.add(key)
             channel.tombstones.discard(key)
@@ -255,9 +255,13 @@ class Table:
         return len(gone)
 
     def expire(self, now: int) -> int:
-        if not self.expire_after:
+        if not self.expire_after or now <= self.expire_after:
             return 0
-        return self.remove([k for k, row in self.rows.items() if row.last_seen + self.expire_after < now])
+        old = [k for k, row in self.rows.items() if row.last_seen + self.expire_after < now]
+        for key in old:
+            if not self.rows[key].last_seen:
+                self.write(key, replace(self.rows[key], last_seen=now))
+        return self.remove(key for key in old if self.rows[key].last_seen != now)
 
     def unsealed(self) -> list[Channel]:
         return [channel for channel in self.channels.values() if channel.sealed is None]

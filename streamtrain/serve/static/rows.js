@@ -44,7 +44,7 @@ function shown(row) {
     ["Row", row.found ? "there" : "none: reads its birth value"],
     ["Norm", value(row.norm)],
     ["Learned", row.count == null ? unknown : `${count(row.count)} times`],
-    ["Last seen", row.last_seen == null ? unknown : moment(row.last_seen)],
+    ["Last seen", row.last_seen == null ? (row.cluster === "ok" && row.count != null ? "not kept" : unknown) : moment(row.last_seen)],
     ["Key", row.key],
   ];
   const more = row.values.length > SHOWN ? `, the first ${SHOWN} written out` : "";
