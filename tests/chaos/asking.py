@@ -22,7 +22,7 @@ class Seen:
     Attributes:
         outcomes: how many requests were answered (200), refused (by status) or broken (by error).
         wrong: answers that cannot be, the first hundred.
-        ms: milliseconds of the answers, with when they came.
+        ms: milliseconds of the answers that were not waited for, with when they came.
         freshness: seconds from the latest sample that an answer has learned from to the answer, with when it came.
     """
 
@@ -55,14 +55,15 @@ class Seen:
         with self._lock:
             self.outcomes[why] += 1
 
-    def answered(self, values: list[float], headers: Any, ms: float, low: Which, high: Which) -> None:
+    def answered(self, values: list[float], headers: Any, ms: float | None, low: Which, high: Which) -> None:
         """A request got one; see `Samples.told`."""
         now, wrong = time.monotonic(), self._samples.told(values, low, high)
         of = (headers["x-model-version"], headers["x-publication"], headers.get("x-trained-through", ""))
         with self._lock:
             self.longest, self._last = max(self.longest, now - self._last), now
             self.outcomes["answered"] += 1
-            self.ms.append((now, ms))
+            if ms is not None:
+                self.ms.append((now, ms))
             if of[2]:
                 self.freshness.append((now, time.time() - datetime.fromisoformat(of[2]).timestamp()))
             before = self._answers.setdefault(of, values)
@@ -110,7 +111,7 @@ class Asker:
         if answer.status != 200:
             self._seen.broken(str(answer.status))
             return False
-        ms = 1000 * (time.perf_counter() - began)
+        ms = None if ends else 1000 * (time.perf_counter() - began)
         least, most = ends or [0] * len(self._load.written), [*self._load.written]
         values = [float(value) for (value,) in json.loads(said)["predictions"]]
         self._seen.answered(values, answer.headers, ms, lambda: self._load.good(least), lambda: self._load.good(most))

@@ -30,7 +30,8 @@ from tests.chaos.service import PARTITIONS, names_of, until
 from tests.chaos.whole import Running, Whole
 
 _BACKLOG = 5_000  # messages of a partition that wait to be learned at full speed
-_FAST = 1e6  # samples per second that nobody learns
+_FIRST = 100.0  # samples per second of each partition until all is there: what waits is to be due to the load
+_FAST = 1e6  # as many as nobody learns
 _TIMES = 4  # of what can be learned is written to overload it
 _EVERY = 10.0  # seconds over which latency is taken
 _WARM = 0.3  # share of the time at full speed in which memory may still grow
@@ -40,9 +41,12 @@ _SETTINGS = {"worker.batch_size": "64", "checkpoint.every": "30s"}  # batches as
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One run; raises SystemExit if not all is learned in the end."""
     seconds = 60 * args.minutes
-    with Whole(folder, [Flights()], rate=_FAST, every=0.02, contained=False, clocks=False, settings=_SETTINGS) as whole:
+    with Whole(
+        folder, [Flights()], rate=_FIRST, every=0.02, contained=False, clocks=False, settings=_SETTINGS
+    ) as whole:
         (one,) = whole.running
         one.load.room = lambda: one.training.learned / PARTITIONS + _BACKLOG - one.load.written[0]
+        one.load.set_rate(_FAST)
         figures = Figures(lambda: one.service.pids() | whole.servers.pids(), args.every)
         lag = Lag(one, figures.began)
         figures.start()
