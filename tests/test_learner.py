@@ -233,7 +233,7 @@ def test_rows_are_admitted_expire_and_are_limited() -> None:
         stm.Categorical("few", field="user", dim=1, capacity=10),
     ]
     learner = stm.Learner(make(features), batch_size=1)
-    learner.learn([{"ts": 0, "label": 1, "user": user} for user in ["a", "a", "b", "a", "a"]])
+    learner.learn([{"ts": 1, "label": 1, "user": user} for user in ["a", "a", "b", "a", "a"]])
     assert learner.rows == {"often": 1, "lately": 2, "few": 2}
     assert learner.stats.unadmitted == 3
     learner.learn([{"ts": 7200, "label": 1, "user": f"new{i}"} for i in range(30)])
