@@ -29,7 +29,7 @@ class StepResult(NamedTuple):
         loss: the batch's loss, as reduced by the model.
         row_gradient: float32 [n, width or more], of the pooled rows; columns after these are those of other inputs.
         dense_gradient: float32 [P].
-        statistics_change: float32 [S].
+        statistics_change: float32 [S]. The gradients and this are read-only.
     """
 
     predictions: Floats
@@ -98,8 +98,8 @@ class Step:
         predictions, loss, row_gradient, changes, *self.state = self._train(
             *self.state, parameters, matrix, batch.labels, batch.weights
         )
-        flat, cut = changes.numpy(), self._dense_size
-        return StepResult(predictions.numpy(), float(loss), row_gradient.numpy(), flat[:cut], flat[cut:])
+        flat, cut = _view(changes), self._dense_size
+        return StepResult(predictions.numpy(), float(loss), _view(row_gradient), flat[:cut], flat[cut:])
 
     def predict(self, parameters: Floats, plan: Plan, rows: Floats, batch: Batch) -> Floats:
         """Predicts a batch: float32 [n, L]. Arguments as for `train`."""
@@ -163,6 +163,11 @@ class Step:
         if self._model.reduction == "mean":
             total /= tf.cast(tf.maximum(tf.shape(labels)[0], 1), tf.float32)
         return total
+
+
+def _view(tensor: "tf.Tensor") -> Floats:
+    """A tensor's values where they are, to be read only: `numpy()` copies them, and these are large."""
+    return np.asarray(memoryview(tensor))
 
 
 def _differs_in_training(model: Any) -> bool:
