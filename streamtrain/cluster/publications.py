@@ -126,11 +126,17 @@ class Publications:
         raise PublicationError("shards begin anew again and again: try later")
 
     def _next(self, head: Publication | None, statuses: list[Any]) -> int:
-        """The number of the next publication: never one that there was, also if Redis has forgotten everything."""
-        if head is not None:
-            self._last = head.number
-        else:
-            self._last = max(self._last, *(status.published for status in statuses))
+        """The number of the next publication: never one that there was, whatever Redis has forgotten.
+
+        After a kill, or on a replica that has taken its place, Redis may be where it was some publications before.
+        """
+        found, tried = head.number if head else 0, max(status.published for status in statuses)
+        if head is not None and (found < self._last or found + 1 < tried):
+            logger.warning("the head is publication %d again: Redis has forgotten what came after it", found)
+            self._full = True
+        elif head is not None:
+            tried = 0  # what was written after the head has not been committed
+        self._last = max(self._last, found, tried)
         return self._last + 1
 
     def _let_through(

@@ -150,7 +150,8 @@ class RedisDictionaries:
             layout: of a full publication.
 
         Raises:
-            OutOfTurn: another publication of this number, or a later one, has been committed, or parts are missing.
+            OutOfTurn: another publication of this number, or a later one, has been committed, or, but for a full
+                publication, the one before is missing.
             FullPublicationNeeded: the head is gone, or the dictionary of the full publication is.
             PublicationError: parts are missing, or do not fit the publication.
         """

@@ -117,7 +117,8 @@ COMMIT = f"""{_WRITE}
 local was = redis.call('HMGET', head, 'number', 'tokens', 'dictionary', 'id')
 local number, is_full = was[1], ARGV[6] == '1'
 if number == ARGV[1] and was[2] == ARGV[5] then return {{'committed', number}} end
-if number and tonumber(number) + 1 ~= tonumber(ARGV[1]) then return {{'turn', number}} end
+local ahead = tonumber(ARGV[1]) - (number or 0)
+if number and (ahead < 1 or ahead > 1 and not is_full) then return {{'turn', number}} end
 if is_full and not is_whole(ARGV[2]) or not is_full and was[3] ~= ARGV[2] then return {{'gone', number or '0'}} end
 if not is_full then
   local all = redis.call('HGETALL', applied)

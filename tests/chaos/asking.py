@@ -29,7 +29,7 @@ class Seen:
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
         self._lock = threading.Lock()
-        self._answers: OrderedDict[tuple[str, ...], list[float]] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, ...], tuple[float, list[float]]] = OrderedDict()  # with when it came
         self._last = time.monotonic()
         self.longest = 0.0
         self.outcomes: Counter[str] = Counter()
@@ -66,9 +66,9 @@ class Seen:
                 self.ms.append((now, ms))
             if of[2]:
                 self.freshness.append((now, time.time() - datetime.fromisoformat(of[2]).timestamp()))
-            before = self._answers.setdefault(of, values)
+            at, before = self._answers.setdefault(of, (now, values))
             if before != values:
-                wrong.append(f"of {of} there were {before} and {values}")
+                wrong.append(f"of {of} there were {before}, and {now - at:.1f} s later {values}")
             while len(self._answers) > _KEPT:
                 self._answers.popitem(last=False)
             self.wrong += [f"{of}: {one}" for one in wrong][: 100 - len(self.wrong)]

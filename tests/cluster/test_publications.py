@@ -116,6 +116,31 @@ def test_numbers_go_on_when_all_is_deleted(server: Valkey, anew: str) -> None:
     assert_published(server.url, 4)
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_numbers_go_on_when_redis_is_where_it_was_before(server: Valkey, anew: bool) -> None:
+    """As after a kill, or on a replica that was behind."""
+    cluster = Cluster(server.url)
+    cluster.learn(1)
+    cluster.publish()
+    with redis.Redis.from_url(server.url) as client:
+        before = {key: client.dump(key) for key in client.scan_iter()}
+        for _ in range(3):
+            cluster.learn(1)
+            cluster.publish()
+        client.flushall()
+        for key, value in before.items():
+            client.restore(key, 0, value)
+    assert read(server.url)[0].number == 1
+    if anew:
+        cluster.publications = Publications(cluster.controls, RedisDictionaries(cluster.model), "counted")
+    cluster.learn(1)
+    assert cluster.publish().number == 5
+    assert_published(server.url, 5)
+    cluster.learn(1)
+    assert cluster.publish().number == 6
+    assert_published(server.url, 6)
+
+
 def test_another_run_begins_anew(server: Valkey) -> None:
     first = Cluster(server.url)
     first.learn(6)
