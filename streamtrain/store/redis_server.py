@@ -77,9 +77,10 @@ class RedisServer:
 
     def close(self) -> None:
         """Ends idle connections."""
-        for client in (self._single, self._cluster):
-            if client:
-                client.close()
+        if self._single is not None:
+            self._single.connection_pool.disconnect(inuse_connections=False)  # a client does not close a given pool
+        if self._cluster is not None:
+            self._cluster.close()
 
     def lanes(self, slots: NDArray[np.int64]) -> Iterator[tuple["Lane", NDArray[np.int64]]]:
         """For each node that has any of the slots a connection, while it is iterated, and indices of its slots."""
