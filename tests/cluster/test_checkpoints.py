@@ -162,20 +162,20 @@ def assert_saved(cluster: Cluster, place: str, kind: str, *, rows: dict[int, flo
 def test_expired_rows_are_gone_and_may_come_again(place: str) -> None:
     expiring = with_table(COUNTING, expire_after=10)
     cluster = Cluster(place, 1, expiring)
-    touch(cluster, [1, 2, 3], 0)
-    touch(cluster, [1], 5)
+    touch(cluster, [1, 2, 3], 1)
+    touch(cluster, [1], 6)
     assert_saved(cluster, place, "full", rows={1: 2, 2: 1, 3: 1})
-    touch(cluster, [4], 12)
+    touch(cluster, [4], 13)
     assert_saved(cluster, place, "delta", rows={1: 2, 4: 1})
     assert CheckpointReader(Epochs(place).directory(2)).row_counts == {"ids": 1}
-    touch(cluster, [2], 13)  # born again
+    touch(cluster, [2], 14)  # born again
     assert_saved(cluster, place, "delta", rows={1: 2, 4: 1, 2: 1})
-    touch(cluster, [5], 30)
-    touch(cluster, [1, 5], 31)  # gone and born again between two epochs
+    touch(cluster, [5], 31)
+    touch(cluster, [1, 5], 32)  # gone and born again between two epochs
     assert_saved(cluster, place, "delta", rows={1: 1, 5: 2})
     again = Cluster(place, 1, expiring)
-    touch(again, [1], 32)
-    touch(again, [6], 50)
+    touch(again, [1], 33)
+    touch(again, [6], 51)
     assert_saved(again, place, "delta", rows={6: 1})
 
 

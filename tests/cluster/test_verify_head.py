@@ -276,10 +276,10 @@ def test_a_coordinator_compares_in_place_of_shard_0(server: Valkey) -> None:
         Shards([shard.node for shard in shards], COUNTING).agree()
         for shard, pushed in zip(shards, pushes(LOG, [Span(0, 0, 8)], 2), strict=True):
             shard.node.shard.push(pushed)
-        found = verify(coordinator, settings.security, timeout=60)
+        found = verify([coordinator], settings.security, timeout=60)
         assert (found.publication, found.agrees, of_ids(found).rows) == (1, True, 7)
         with pytest.raises(ShardRefused, match="does not lead"):
-            verify(one, settings.security, timeout=60)
+            verify([one], settings.security, timeout=60)
     finally:
         for member in reversed(running):
             member.stop()
