@@ -25,7 +25,7 @@ def test_a_primary_that_comes_back_from_a_pause_acknowledges_nothing() -> None:
             with pytest.raises(ShardUnavailable):
                 shard.push(pushes(LOG, [Span(0, 3, 4)], 1)[0])
         until(lambda: primary.retired, SECONDS)
-        with pytest.raises(ShardUnavailable, match="has taken over|has gone on"):
+        with pytest.raises(ShardUnavailable, match=r"has taken over|has gone on"):
             primary.control().inspect("ids", 1)
         worker.learn(9)
         assert worker.rewinds == 0
