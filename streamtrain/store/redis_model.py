@@ -117,7 +117,7 @@ class RedisModel:
         version = int(self.server.call("HINCRBY", self.keys.numbers, "version", 1))
         if version <= self._version:
             version = int(self.server.call("HINCRBY", self.keys.numbers, "version", self._version + 1 - version))
-        self._version = version
+        self._version = max(self._version, version)  # another thread may have been given a later one
         return version
 
     def renewing(self, layout: Layout) -> Callable[[], None]:
