@@ -172,7 +172,8 @@ def test_counters_count(metrics: WorkerMetrics, seen: Callable[[], Scraped]) -> 
     for samples in (64, 36):
         metrics.learned(samples)
     metrics.repeated(36)
-    metrics.rewound()
+    metrics.rewound({3: 40})
+    assert metrics.state()["partitions"] == [3]  # before anything is learned
     metrics.bad("not_json", 2)
     metrics.bad("bad_time")
     metrics.bad("not_json")

@@ -93,9 +93,10 @@ class WorkerMetrics:
         """Samples, told to `learned` as well, had been learned by some shard before a rewind."""
         self._repeated.inc(samples)
 
-    def rewound(self) -> None:
-        """The worker went to where the shards stand."""
+    def rewound(self, offsets: Mapping[int, int]) -> None:
+        """The worker went to where the shards stand: `position`, which may have nothing to be learned after it."""
         self._rewinds.inc()
+        self.position(offsets)
 
     def stage(self, name: str) -> AbstractContextManager[object]:
         """Measures how long a batch takes in one of `STAGES`, also if it fails there."""

@@ -296,5 +296,5 @@ class Loop:
         positions = self._cursor.positions
         self._intake.seek(positions, watermarks_at(positions, stands))
         self.rewinds += 1
-        self._metrics.rewound()
+        self._metrics.rewound(positions)
         logger.info("goes on from %s", positions)
