@@ -129,7 +129,7 @@ lock: $(VENV)/ready ## renew requirements.lock: what the image has, with version
 	  --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
 
 audit: $(VENV)/ready ## look for known vulnerabilities of what requirements.lock names
-	$(BIN)/pip-audit --requirement requirements.lock --require-hashes --disable-pip
+	$(BIN)/pip-audit --requirement requirements.lock --require-hashes --disable-pip --strict
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

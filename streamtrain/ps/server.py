@@ -60,7 +60,7 @@ def server_options(message_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.lookahead_bytes", 4 << 20),
         ("grpc.so_reuseport", 0),
     ]

@@ -237,8 +237,7 @@ class Loop:
         self._intake.commit(self._settled)
         self._metrics.position(self._cursor.positions)
         self._metrics.reconnects(self._client.reconnects)
-        self._settled = {}
-        self._committed = time.monotonic()
+        self._settled, self._committed = {}, time.monotonic()
 
     def _idle(self) -> bool:
         """Nothing to read: finishes what is under way, and lets the others go on without this worker."""
@@ -284,6 +283,7 @@ class Loop:
         else:
             self._ahead.clear()
             self._cursor.rewind([], [])
+            self._metrics.position({})
 
     def _rewind(self) -> None:
         """Goes to where the shards stand."""

@@ -5,12 +5,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 import streamtrain.ps.ps_pb2 as pb
+from grpc._cython import cygrpc
 
 from streamtrain._core import shards_of
 from streamtrain.errors import ShardBroken, ShardRefused
@@ -19,10 +21,10 @@ from streamtrain.ps import answering, wire
 from streamtrain.ps.bulk import Bulk
 from streamtrain.ps.clock import Outcome
 from streamtrain.ps.consistency import Async, Bounded, Consistency
-from streamtrain.ps.control import RemoteControl
+from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
 from streamtrain.ps.node import Node
 from streamtrain.ps.security import authenticate
-from streamtrain.ps.server import Server
+from streamtrain.ps.server import Server, server_options
 from streamtrain.ps.sessions import Limits
 from streamtrain.ps.shard import Initial, Run, Shard
 from streamtrain.ps.shards import Shards
@@ -510,3 +512,10 @@ def test_the_token_is_asked_for_in_every_call(caplog: pytest.LogCaptureFixture) 
             assert_exact(of.held, LOG)
     finally:
         server.stop()
+
+
+def test_options_are_those_that_grpc_knows() -> None:
+    """It passes over all others without a word, and closes connections whose pings it was not told to expect."""
+    library = Path(cygrpc.__file__).read_bytes()
+    for name, _ in [*CHANNEL_OPTIONS, *server_options(1 << 20)]:
+        assert name.encode() + b"\0" in library, name

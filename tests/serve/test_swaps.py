@@ -48,15 +48,17 @@ def test_swaps_under_load() -> None:
         ]
         for thread in threads:
             thread.start()
-        rng = random.Random(0)
-        for number in range(5, 5 + SWAPS):
-            publish(origin, number)
-            call = rng.choice([("promote", {"version": rng.choice([1, 2, 3, 4, "head"])}), ("rollback", None)])
-            answer = admin.post(f"{URL}:{call[0]}", json=call[1], headers={"authorization": f"Bearer {TOKEN}"})
-            assert answer.status_code in (200, 404, 409), answer.text  # 409: nothing to roll back to
-        done.set()
-        for thread in threads:
-            thread.join()
+        try:
+            rng = random.Random(0)
+            for number in range(5, 5 + SWAPS):
+                publish(origin, number)
+                call = rng.choice([("promote", {"version": rng.choice([1, 2, 3, 4, "head"])}), ("rollback", None)])
+                answer = admin.post(f"{URL}:{call[0]}", json=call[1], headers={"authorization": f"Bearer {TOKEN}"})
+                assert answer.status_code in (200, 404, 409), answer.text  # 409: nothing to roll back to
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
     assert failed == []
     swaps = registry.swaps
     assert swaps["promote"] + swaps["rollback"] + swaps["step"] + swaps["reload"] >= SWAPS

@@ -277,6 +277,14 @@ def test_it_waits_for_a_full_batch_but_not_longer_than_it_may(caplog: pytest.Log
     assert [(one.start, one.end) for given in spans for one in given] == [(0, 50), (50, 70)]
 
 
+def test_it_tells_the_partitions_that_it_has_and_none_once_they_are_gone() -> None:
+    with counted(1) as where:
+        running = Running(where, MemoryStream.of({0: []}, more=True))
+        until(lambda: running.metrics.state()["partitions"] == [0])
+        assert running.stop().failure is None
+    assert running.metrics.state()["partitions"] == []
+
+
 def test_memory_of_messages_is_bounded() -> None:
     """Large messages are fetched as fast as they are learned, however many there are."""
     big = [message(1, text="x" * 100_000)] * 400
