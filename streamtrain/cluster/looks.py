@@ -28,6 +28,7 @@ def as_json(index: int, address: str, status: Any | None) -> dict[str, Any]:
         "clock": {str(partition): at for partition, at in wire.clock_of(status.clock).items()},
         "samples": status.counters["samples"] if status.ready else None,
         "epoch": status.epoch if status.epoch >= 0 else None,
+        "backup_in_step": status.standing.in_step if status.HasField("standing") else None,
     }
 
 

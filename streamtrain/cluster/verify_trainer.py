@@ -3,16 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import grpc
+
+from streamtrain.cluster.places import places_of
 from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.model.spec import Spec
 from streamtrain.ps import wire
 from streamtrain.ps.client import Puller
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.control import RemoteControl
 from streamtrain.ps.reading import ReadSource
-from streamtrain.ps.security import Security, connect, metadata
-from streamtrain.settings import SecuritySettings
+from streamtrain.ps.route import control_of
+from streamtrain.ps.security import Security, metadata
+from streamtrain.settings import Settings
 from streamtrain.store.origin import Floats
 
 if TYPE_CHECKING:
@@ -48,21 +52,20 @@ class ShardTrainer:
         model: that they learn.
         step: of the model.
         addresses: of all shards.
-        settings: of the wire.
+        settings: where their backups are, if they have some, and of the wire.
 
     Raises:
+        ConfigError: the backups do not fit the shards.
         ShardUnavailable: a shard does not answer, or is empty.
         ShardRefused: they are of another model, or another number of shards.
     """
 
-    def __init__(self, model: Model, step: "Step", addresses: Sequence[str], settings: SecuritySettings) -> None:
-        security = Security.read(**settings.arguments())
+    def __init__(self, model: Model, step: "Step", addresses: Sequence[str], settings: Settings) -> None:
+        security = Security.read(**settings.security.arguments())
         self._model, self._step = model, step
-        self._channels = [connect(address, security, CHANNEL_OPTIONS) for address in addresses]
-        self._controls = [
-            RemoteControl(channel, address, metadata(security))
-            for channel, address in zip(self._channels, addresses, strict=True)
-        ]
+        self._channels: list[grpc.Channel] = []
+        places = places_of(addresses, settings.ps, security, self._channels.append)
+        self._controls = [control_of(place, metadata(security)) for place in places]
         spec = Spec.of(model)
         for control in self._controls:
             self._check(control, spec)

@@ -162,4 +162,4 @@ def _trainer(settings: "Settings", model: "Model", checkpoint: str | None) -> An
     at_once = threading.Event()
     at_once.set()
     addresses = cluster_of(settings, os.environ.get("TF_CONFIG"), at_once).ps
-    return closing(ShardTrainer(model, Step(model), addresses, settings.security))
+    return closing(ShardTrainer(model, Step(model), addresses, settings))

@@ -97,9 +97,8 @@ def _tables(found: dict[str, Any]) -> Iterator[RenderableType]:
     for one in found["shards"]:
         rows = "\n".join(f"{name} {count:,}" for name, count in one.get("rows", {}).items())
         megabytes = f"{one['bytes'] / 1e6:,.1f}" if "bytes" in one else "-"
-        state = Text(one["state"], "" if one["state"] == "ready" else "red" if one["state"] == "away" else "yellow")
         samples, epoch = _count(one.get("samples")), _count(one.get("epoch"))
-        shards.add_row(str(one["index"]), one["address"], state, samples, rows or "-", megabytes, epoch)
+        shards.add_row(str(one["index"]), one["address"], _state(one), samples, rows or "-", megabytes, epoch)
     yield shards
     workers = new_table("workers", ("worker", "partitions", "lag", "samples/s", "seen, s ago"), right=_RIGHT)
     for one in found["workers"]:
@@ -115,6 +114,13 @@ def _tables(found: dict[str, Any]) -> Iterator[RenderableType]:
             version, number = str(one.get("version") or "-"), _count(one.get("publication"))
             servers.add_row(one["name"], str(one.get("address") or "-"), version, number, fresh, seen)
         yield servers
+
+
+def _state(shard: dict[str, Any]) -> Text:
+    state, backup = shard["state"], shard.get("backup_in_step")
+    is_well = state == "ready" and backup is not False
+    style = "" if is_well else "red" if state == "away" else "yellow"
+    return Text(state if backup is None else f"{state}, {'backup in step' if backup else 'no backup'}", style)
 
 
 _RIGHT = ("shard", "samples", "MB", "epoch", "lag", "samples/s", "seen, s ago", "publication", "freshness, ms")

@@ -2,11 +2,11 @@
 
     python -m tests.chaos --minutes 20 --seed 7
 
-One service counts, one learns real flights, side by side. Each has two shards, two workers, a coordinator and two
-serving processes, and publishes every second. Samples are written and predictions asked for all the time. Faults of
-all kinds that are possible here come one after another; after each, everything has to be well again within a
-deadline, by itself: all processes there, and all that was written before learned, published and served. In the end
-all counts have to be exact. A report goes to standard output, as Markdown, and to --report, as JSON.
+One service counts, one learns real flights, side by side. Each has two shards, those of the first one with backups, two
+workers, a coordinator and two serving processes, and publishes every second. Samples are written and predictions asked
+for all the time. Faults of all kinds that are possible here come one after another; after each, everything has to be
+well again within a deadline, by itself: all processes there, and all that was written before learned, published and
+served. In the end all counts have to be exact. A report goes to standard output, as Markdown, and to --report, as JSON.
 
 As root each process has a network of its own, and checkpoints a small disk; else faults that need these are left out.
 """
@@ -44,7 +44,14 @@ def run(args: argparse.Namespace, folder: Path) -> Report:
     samples = [made[name]() for name in args.models]
     began = time.monotonic()
     clocks = not args.kinds or CLOCK in args.kinds
-    whole = Whole(folder, samples, rate=args.rate, every=args.every, contained=args.contained, clocks=clocks)
+    whole = Whole(
+        *(folder, samples),
+        rate=args.rate,
+        every=args.every,
+        contained=args.contained,
+        backed=args.backups,
+        clocks=clocks,
+    )
     try:
         with whole:
             loads = [one.load for one in whole.running]
@@ -100,6 +107,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds to be well again after a fault")
     parser.add_argument("--report", type=Path, help="file for the report as JSON")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="one service learns each")
+    parser.add_argument("--backups", nargs="*", choices=MODELS, default=MODELS[:1], help="their shards have some")
     parser.add_argument("--folder", type=Path, help="for data and logs, which stay; a temporary one")
     parser.add_argument("--contained", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(given)

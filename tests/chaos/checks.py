@@ -4,11 +4,12 @@ import http.client
 import json
 from pathlib import Path
 
-import grpc
 import numpy as np
 
+from streamtrain.cluster.places import places_of
 from streamtrain.model.spec import Spec
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.route import control_of
+from streamtrain.ps.security import Security
 from streamtrain.ps.shards import Beginning, Shards
 from tests.chaos.letters import wrong_letters
 from tests.chaos.load import Load
@@ -63,10 +64,10 @@ def check(service: Service, load: Load, folder: Path) -> Found:
 
 
 def _shards(service: Service) -> Shards:
-    addresses = service.settings.ps.addresses
-    places = [(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in addresses]
+    ps = service.settings.ps
+    places = places_of(ps.addresses, ps, Security(insecure=True), lambda channel: None)
     # They say themselves what they hold, so nobody here has to build the model.
-    spec = Spec.from_json(RemoteControl(*places[0], (), _SECONDS).status().spec)
+    spec = Spec.from_json(control_of(places[0], (), _SECONDS).status().spec)
     nothing = np.zeros(0, np.float32)
     return Shards(places, Beginning(spec, nothing, nothing, {}))
 

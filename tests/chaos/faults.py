@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.chaos.load import Load
 from tests.chaos.servers import Servers
-from tests.chaos.service import COORDINATOR, PS, SERVE, SHARDS, WORKER, WORKERS, Service, faketime, until
+from tests.chaos.service import COORDINATOR, PS, SERVE, WORKER, Service, faketime, until
 from tests.chaos.wire import Trouble
 
 CLOCK = "clock jump"
@@ -52,8 +52,8 @@ class Site:
 
     def process(self, kind: str) -> tuple[Service, str]:
         """Any process of a kind."""
-        service, count = self.service(), {PS: SHARDS, WORKER: WORKERS}.get(kind)
-        return service, f"{service.name}-{kind}{'' if count is None else self.random.randrange(count)}"
+        service = self.service()
+        return service, self.random.choice(service.of(kind))
 
     def any(self) -> tuple[Service, str]:
         """Any process of a service."""
@@ -149,15 +149,17 @@ def disk_full(site: Site) -> Iterator[str]:
 
 @contextmanager
 def cut(site: Site) -> Iterator[str]:
-    """One process reaches nobody, or one other not."""
+    """One process reaches nobody; or a shard not one of the workers, nor its own backup."""
     service, one = site.any()
-    other = None
-    if site.random.random() < 0.5:
-        one, other = f"{service.name}-{WORKER}0", f"{service.name}-{PS}{site.random.randrange(SHARDS)}"
+    others: list[str | None] = [None]
+    if (chosen := site.random.random()) < 0.6:
+        one = site.random.choice(service.of(PS))
+        others = [service.of(WORKER)[0]]
+        others += [peer] if chosen < 0.3 and (peer := service.peer(one)) else []
     seconds = site.seconds()
-    with service.network.trouble(Trouble(one, other)):
+    with service.network.trouble(*(Trouble(one, other) for other in others)):
         _PAUSE.wait(seconds)
-    yield f"{one} from {other or 'all'} for {seconds:.1f} s"
+    yield f"{one} from {' and '.join(other or 'all' for other in others)} for {seconds:.1f} s"
 
 
 @contextmanager

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from streamtrain.cluster.coordinator_client import CoordinatorClient
+from streamtrain.cluster.overview import Overview
 from streamtrain.cluster.streams import open_stream
 from streamtrain.cluster.supervisor import Program, Supervisor
 from streamtrain.config import load_settings
 from streamtrain.errors import ShardError
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
-from streamtrain.ps.security import Security, connect
-from streamtrain.ps.wire import clock_of
+from streamtrain.ps.security import Security
 from tests.chaos.network import Network
 from tests.chaos.samples import Samples
 from tests.cluster.ports import free_ports
@@ -27,14 +26,15 @@ ROOT = str(Path(__file__).parent.parent.parent)
 PARTITIONS = 4
 SHARDS = WORKERS = SERVERS = 2
 PS, WORKER, COORDINATOR, SERVE = "ps", "worker", "coordinator", "serve"
+BACKUP = "-backup"  # after the name of a shard: its second place
 _FAKETIME = "libfaketimeMT.so.1"
 
 
-def names_of(service: str) -> list[str]:
-    """Names of a service's processes, and of where each is in the network."""
-    kinds = [(PS, SHARDS), (WORKER, WORKERS)]
-    numbered = [f"{service}-{kind}{i}" for kind, count in kinds for i in range(count)]
-    return [*numbered, f"{service}-{COORDINATOR}", f"{service}-{SERVE}"]
+def names_of(service: str, backed: bool = False) -> list[str]:
+    """Names of a service's processes, and of where each is in the network; `backed`: shards have backups."""
+    shards = [f"{PS}{i}{place}" for place in ("", BACKUP)[: 1 + backed] for i in range(SHARDS)]
+    workers = [f"{WORKER}{i}" for i in range(WORKERS)]
+    return [f"{service}-{one}" for one in (*shards, *workers, COORDINATOR, SERVE)]
 
 
 def faketime() -> Path | None:
@@ -43,7 +43,7 @@ def faketime() -> Path | None:
 
 
 class Service:
-    """Two shards, two workers, a coordinator, and two serving processes at one address.
+    """Two shards, with backups or without, two workers, a coordinator, and two serving processes at one address.
 
     Args:
         samples: what is learned.
@@ -52,10 +52,12 @@ class Service:
         stream: URL of the stream.
         redis: URL of where it is published.
         checkpoints: folder.
+        backed: whether shards have backups.
         clocks: whether the clock of a process can be set.
         settings: more of them, by dotted key.
 
     Attributes:
+        names: of its processes.
         listen: "host:port" of the endpoint.
         settings: of all processes.
         stream: of the samples; it is made.
@@ -71,10 +73,12 @@ class Service:
         stream: str,
         redis: str,
         checkpoints: Path,
+        backed: bool = False,
         clocks: bool = False,
         settings: Mapping[str, str] = {},
     ) -> None:
         self.samples, self.name, self.network = samples, samples.name, network
+        self.names = names_of(self.name, backed)
         self._folder = folder / self.name
         self._folder.mkdir(parents=True)
         (self._folder / "model.py").write_text(samples.file)
@@ -87,15 +91,16 @@ class Service:
         self.listen = self.settings.serve.listen
         self.stream = open_stream(self.settings.stream)
         self.stream.create(PARTITIONS)
-        self._supervisor = Supervisor([self._program(name) for name in names_of(self.name)], self._write)
+        self._supervisor = Supervisor([self._program(name) for name in self.names], self._write)
         self._lock = threading.Lock()
-        self._logs = {name: (self._folder / f"{name}.log").open("a") for name in names_of(self.name)}
+        self._logs = {name: (self._folder / f"{name}.log").open("a") for name in self.names}
 
     def _given(self, stream: str, redis: str, checkpoints: Path) -> dict[str, str]:
         def at(name: str) -> str:
-            return f"{self.network.address(f'{self.name}-{name}')}:{next(ports)}"
+            return f"{self.network.address(name)}:{next(ports)}"
 
-        ports = iter(free_ports(SHARDS + 2))
+        ports = iter(free_ports(len(self.names)))
+        shards = [at(name) for name in self.of(PS)]
         return {
             "model": f"{self._folder / 'model.py'}:model",
             "stream.url": stream,
@@ -105,23 +110,24 @@ class Service:
             "stream.kafka": json.dumps({"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}),
             "worker.batch_size": "512",
             "worker.batch_age": "50ms",
-            "ps.addresses": ",".join(at(f"{PS}{i}") for i in range(SHARDS)),
+            "ps.addresses": ",".join(shards[:SHARDS]),
+            "ps.backups": ",".join(shards[SHARDS:]),
             "ps.timeout": "3s",
             "consistency.lease": "3s",
-            "coordinator.address": at(COORDINATOR),
+            "coordinator.address": at(*self.of(COORDINATOR)),
             "checkpoint.url": str(checkpoints / self.name),
             "checkpoint.every": "5s",
             "publish.url": redis,
             "publish.model": self.name,
             "publish.every": "1s",
             "publish.version_every": "30s",
-            "serve.listen": at(SERVE),
+            "serve.listen": at(*self.of(SERVE)),
             "serve.processes": str(SERVERS),
             "security.insecure": str(self.network.is_wire).lower(),
         }
 
     def _program(self, name: str) -> Program:
-        kind, index = re.fullmatch(rf"{self.name}-([a-z]+)(\d*)", name).groups()  # type: ignore[union-attr]
+        kind, index, backup = re.fullmatch(rf"{self.name}-([a-z]+)(\d*)({BACKUP})?", name).groups()  # type: ignore[union-attr]
         environment = os.environ | self._environment
         environment |= {"PYTHONPATH": ROOT, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         prefix = self.network.within(name)
@@ -132,6 +138,7 @@ class Service:
             prefix = [*prefix, "env", *(f"{key}={of}" for key, of in told.items())]
         command = [*prefix, sys.executable, "-m", "streamtrain", kind]
         command += ["--index", index] if kind == PS else []
+        command += ["--backup"] if backup else []
         stage = [SERVE, PS, COORDINATOR, WORKER].index(kind)
         return Program(name, command, environment, stage, drain=60.0)
 
@@ -148,6 +155,15 @@ class Service:
         beside = self._clock_of(name).with_suffix(".new")
         beside.write_text(f"{seconds:+.0f}\n")
         beside.rename(self._clock_of(name))
+
+    def of(self, kind: str) -> list[str]:
+        """Names of the processes of a kind; of shards those of `ps.addresses`, then their backups."""
+        return [name for name in self.names if name.startswith(f"{self.name}-{kind}")]
+
+    def peer(self, shard: str) -> str | None:
+        """Name of a shard's other place; None: it has none."""
+        other = shard.removesuffix(BACKUP) if shard.endswith(BACKUP) else f"{shard}{BACKUP}"
+        return other if other in self.names else None
 
     def start(self) -> None:
         """Starts all processes."""
@@ -169,25 +185,24 @@ class Service:
 
     def starts(self) -> int:
         """How often processes have been started."""
-        return sum(self._supervisor.starts(name) for name in names_of(self.name))
+        return sum(self._supervisor.starts(name) for name in self.names)
 
     def pids(self) -> dict[str, int]:
         """All processes, by name."""
-        found = {name: pid for name in names_of(self.name) if (pid := self.pid(name)) is not None}
+        found = {name: pid for name in self.names if (pid := self.pid(name)) is not None}
         return found | {f"{self.name}-serving{i}": pid for i, pid in enumerate(self.serving())}
 
     def clocks(self) -> list[dict[int, int]] | None:
-        """Of the shards; None: one does not answer."""
-        found = []
-        for address in self.settings.ps.addresses:
-            channel = connect(address, Security(insecure=True), CHANNEL_OPTIONS)
-            try:
-                found.append(clock_of(RemoteControl(channel, address, (), 2.0).status().clock))
-            except ShardError:
-                return None
-            finally:
-                channel.close()
-        return found
+        """Of the shards, wherever they are; None: one does not answer."""
+        ps, trusted = self.settings.ps, Security(insecure=True)
+        try:
+            with Overview(None, ps.addresses, trusted, 2.0, backups=ps.backups) as overview:  # promotes no backup
+                shards = overview.read()["shards"]
+        except ShardError:
+            return None
+        if any(one["state"] != "ready" for one in shards):
+            return None
+        return [{int(partition): at for partition, at in one["clock"].items()} for one in shards]
 
     def status(self) -> dict[str, Any] | None:
         """As the coordinator says; None: it does not answer."""
@@ -206,6 +221,9 @@ class Service:
         if status is None:
             return ["the coordinator does not answer"]
         found = [f"shard {one['index']} is {one['state']}" for one in status["shards"] if one["state"] != "ready"]
+        found += [
+            f"shard {one['index']} has no backup" for one in status["shards"] if one.get("backup_in_step") is False
+        ]
         # One that was killed counts as there until its lease ends, so it is asked for by its process.
         workers = {int(one["name"].split("-")[-2]) for one in status["workers"]}
         servers = {int(one["name"].split(":")[-2]) for one in status["servers"]}
@@ -213,7 +231,7 @@ class Service:
             found.append(f"workers that are there: {sorted(workers)}")
         if servers != set(self.serving()) or len(servers) != SERVERS:
             found.append(f"servers that are there: {sorted(servers)}, not {sorted(self.serving())}")
-        return found + [f"{name} does not run" for name in names_of(self.name) if self.pid(name) is None]
+        return found + [f"{name} does not run" for name in self.names if self.pid(name) is None]
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of streamtrain with the service's settings."""

@@ -26,7 +26,7 @@ from tests.chaos.figures import Figure, Figures, slope
 from tests.chaos.looking import Looking
 from tests.chaos.plot import Line, draw
 from tests.chaos.samples import Flights
-from tests.chaos.service import PARTITIONS, names_of, until
+from tests.chaos.service import PARTITIONS, until
 from tests.chaos.whole import Running, Whole
 
 _BACKLOG = 5_000  # messages of a partition that wait to be learned at full speed
@@ -35,7 +35,11 @@ _FAST = 1e6  # as many as nobody learns
 _TIMES = 4  # of what can be learned is written to overload it
 _EVERY = 10.0  # seconds over which latency is taken
 _WARM = 0.3  # share of the time at full speed in which memory may still grow
-_SETTINGS = {"worker.batch_size": "64", "checkpoint.every": "30s"}  # batches as the demo has them for flights
+_SETTINGS = {  # batches as the demo has them for flights; and a log in Redis that is full after some minutes
+    "worker.batch_size": "64",
+    "checkpoint.every": "30s",
+    "publish.log_bytes": str(16 << 20),
+}
 
 
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "full_speed": full,
         "overload": over | {"most_lag": max(n for _, n in lag.points), "caught_up_s": round(recovered, 1)},
         "processes": {name: about(of, steady[name]) for name, of in figures.of.items()},
-        "ended_by_themselves": outcome.starts - len(names_of(one.service.name)),
+        "ended_by_themselves": outcome.starts - len(one.service.names),
         "latency_ms": {name: spread(line, full["seconds"]) for name, line in latency.items()},
         "requests": outcome.requests,
         "longest_gap_of_serving_s": round(outcome.serving, 2),

@@ -22,7 +22,16 @@ def test_all_counts_are_exact_whatever_happens(tmp_path: Path) -> None:
     except StreamtrainError as exc:
         missing("kafka", exc)
     report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "tests.chaos", "--models=counting", f"--faults={len(KINDS)}", "--kinds", *KINDS]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.chaos",
+        "--models=counting",
+        "--backups",
+        f"--faults={len(KINDS)}",
+        "--kinds",
+        *KINDS,
+    ]
     command += ["--longest=3", "--pause=0.5", "--deadline=300", "--seed=1", f"--report={report}"]
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, timeout=1200)

@@ -59,6 +59,7 @@ class Whole:
         rate: samples per second that each of the four partitions of a topic gets.
         every: seconds between two requests of a client.
         contained: whether this process is in a container of its own (`network.container`).
+        backed: names of those services whose shards have backups.
         clocks: whether clocks of processes can be set.
         settings: of all services, by dotted key, beside their own.
     """
@@ -71,6 +72,7 @@ class Whole:
         rate: float,
         every: float,
         contained: bool,
+        backed: Sequence[str] = (),
         clocks: bool = True,
         settings: Mapping[str, str] = {},
     ) -> None:
@@ -80,7 +82,7 @@ class Whole:
         checkpoints.mkdir()
         if self.disk is not None:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", self.disk], check=True)
-        names = [name for one in samples for name in names_of(one.name)]
+        names = [name for one in samples for name in names_of(one.name, one.name in backed)]
         self.network: Network = Wired(names) if contained else Loopback()
         self.servers = Servers(folder, self.network)
         self.running: list[Running] = []
@@ -90,6 +92,7 @@ class Whole:
                 stream=self.servers.stream,
                 redis=self.servers.redis,
                 checkpoints=checkpoints,
+                backed=one.name in backed,
                 clocks=clocks and not self.running,  # one service shows it
                 settings=settings,
             )

@@ -17,6 +17,7 @@ from streamtrain.ps.shards import Shards
 from streamtrain.store.epochs import Epochs
 from tests.cluster.backed import SAMPLES, SECONDS, Backed
 from tests.cluster.counted import beginning
+from tests.cluster.here import run
 from tests.ps.raw import until
 
 
@@ -140,6 +141,11 @@ def check_what_commands_ask(backed: Backed, learned: int) -> None:
         shards = overview.read()["shards"]
     assert [shard["state"] for shard in shards] == ["ready", "ready"]
     assert [shard["address"] for shard in shards] == [backed.settings.ps.backups[0], backed.settings.ps.addresses[1]]
+    assert [shard["backup_in_step"] for shard in shards] == [False, True]
+    ps = backed.settings.ps
+    shown = run("status", "--ps", ",".join(ps.addresses), "--set", f"ps.backups={','.join(ps.backups)}").stdout
+    assert "ready, no backup" in shown
+    assert "ready, backup in step" in shown
 
 
 def wait_for_epoch(place: Path, offset: int) -> None:

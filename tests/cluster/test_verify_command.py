@@ -110,7 +110,7 @@ class Whole:
         self.learned += count
 
     def compared(self, **given: Any) -> SamplesFound:
-        trainer = ShardTrainer(self.model, self.step, self.addresses, self.settings.security)
+        trainer = ShardTrainer(self.model, self.step, self.addresses, self.settings)
         try:
             with published_model(self.settings.publish) as published:
                 origin = RedisOrigin(published)
@@ -244,13 +244,24 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     with whole(tmp_path) as (made, _):
         other = load_model(f"{tmp_path}/model.py:other")
         with pytest.raises(ShardRefused, match="holds another model; they differ in"):
-            ShardTrainer(other, made.step, made.addresses, made.settings.security)
-        trainer = ShardTrainer(made.model, made.step, made.addresses, made.settings.security)
+            ShardTrainer(other, made.step, made.addresses, made.settings)
+        trainer = ShardTrainer(made.model, made.step, made.addresses, made.settings)
         with pytest.raises(ShardRefused, match="the request is for 0 tables, but the model has 1"):
             trainer._controls[0].read([])
         trainer.close()
         with pytest.raises(ShardRefused, match="is one of 2 shards, not 1"):
-            ShardTrainer(made.model, made.step, made.addresses[:1], made.settings.security)
+            ShardTrainer(made.model, made.step, made.addresses[:1], made.settings)
+
+
+def test_shards_are_asked_where_they_are(tmp_path: Path) -> None:
+    """At the place of the backup, which has taken over: nobody is at the other one."""
+    with whole(tmp_path) as (made, _):
+        nobody = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        file = tmp_path / "samples.jsonl"
+        file.write_bytes(b"\n".join(messages(700)))
+        places = {"ps__addresses": ",".join(nobody), "ps__backups": ",".join(made.addresses)}
+        code, found, error = made.verify("--samples", str(file), **places)
+        assert (code, found["shards"]["agrees"], found["samples"]["samples"]) == (0, True, 700), error
 
 
 @pytest.mark.parametrize("is_learner", [True, False])

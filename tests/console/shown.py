@@ -153,6 +153,7 @@ def told() -> Told:
             "clock": {"0": 604_120, "1": 598_331, "2": 601_002},
             "samples": 1_803_453,
             "epoch": 14,
+            "backup_in_step": (None, False)[i],
         }
         for i in range(2)
     ]

@@ -103,6 +103,7 @@ def test_the_cluster(browser: Browser, shown: Shown) -> None:
             "1,803,453",
             "epoch 14",
         ]
+        assert cells(shards, "1")[1] == "ready, no backup"
         assert cells(shards, "2") == ["10.0.0.6:7000", "away", *5 * [NONE]]
         assert cells(page.get_by_role("table", name="Rows by table"), "item") == ["8,120", "8,111", NONE]
         assert cells(page.get_by_role("table", name="Clock by partition"), "1") == ["598,331", "598,331", NONE]

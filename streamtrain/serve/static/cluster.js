@@ -11,7 +11,7 @@ const total = (values) => (values == null || !Object.keys(values).length ? null 
 const shards = new Table("Shards", [
   { head: "Shard", cell: (one) => `${one.index}` },
   { head: "Address", cell: (one) => one.address ?? NONE },
-  { head: "State", cell: (one) => one.state ?? NONE, tone: (one) => STATES[one.state] },
+  { head: "State", cell: state, tone: (one) => (one.backup_in_step === false ? "warn" : STATES[one.state]) },
   { head: "Rows", num: true, cell: (one) => count(total(one.rows)) },
   { head: "Memory", num: true, cell: (one) => bytes(one.bytes) },
   { head: "Clock, total", num: true, cell: (one) => count(total(one.clock)) },
@@ -34,6 +34,12 @@ const servers = new Table("Servers", [
   { head: "Publication", num: true, cell: (one) => count(one.publication) },
   { head: "Freshness", num: true, cell: (one) => span(one.freshness_ms == null ? null : one.freshness_ms / 1000) },
 ], "No server is known.");
+
+/** What a shard says of itself, and of its backup if it has one. */
+function state(one) {
+  const backup = { true: ", backup in step", false: ", no backup" }[one.backup_in_step] ?? "";
+  return one.state == null ? NONE : `${one.state}${backup}`;
+}
 
 /** Partitions 0, 1, 2, 5 as "0–2, 5". */
 function ranges(numbers) {
