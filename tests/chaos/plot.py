@@ -65,9 +65,16 @@ def _panel(title: str, lines: Mapping[str, Line]) -> list[str]:
         )
     for i, (name, line) in enumerate(lines.items()):
         colour = _COLOURS[i % len(_COLOURS)]
-        text = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in line)
+        text = " ".join(f"{at},{value}" for at, value in _bends([(f"{x(at):.1f}", f"{y(v):.1f}") for at, v in line]))
         made.append(f'<polyline points="{text}" class="l" stroke="{colour}"/>')
         made.append(
             f'<text x="{_WIDTH - _RIGHT + 12}" y="{_TOP + 14 * i + 6}" style="fill:{colour}">{escape(name)}</text>'
         )
     return made
+
+
+def _bends(line: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """A line without points between two that are as high."""
+    return [
+        one for i, one in enumerate(line) if i in (0, len(line) - 1) or not line[i - 1][1] == one[1] == line[i + 1][1]
+    ]

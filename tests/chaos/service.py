@@ -101,7 +101,8 @@ class Service:
 
         ports = iter(free_ports(len(self.names)))
         shards = [at(name) for name in self.of(PS)]
-        return {
+        backups = {"ps.backups": ",".join(shards[SHARDS:])} if shards[SHARDS:] else {}
+        return backups | {
             "model": f"{self._folder / 'model.py'}:model",
             "stream.url": stream,
             "stream.topic": self.name,
@@ -111,7 +112,6 @@ class Service:
             "worker.batch_size": "512",
             "worker.batch_age": "50ms",
             "ps.addresses": ",".join(shards[:SHARDS]),
-            "ps.backups": ",".join(shards[SHARDS:]),
             "ps.timeout": "3s",
             "consistency.lease": "3s",
             "coordinator.address": at(*self.of(COORDINATOR)),

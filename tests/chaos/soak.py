@@ -33,6 +33,7 @@ _BACKLOG = 5_000  # messages of a partition that wait to be learned at full spee
 _FIRST = 100.0  # samples per second of each partition until all is there: what waits is to be due to the load
 _FAST = 1e6  # as many as nobody learns
 _TIMES = 4  # of what can be learned is written to overload it
+_OVERLOAD = 0.07  # of the time at full speed it takes
 _EVERY = 10.0  # seconds over which latency is taken
 _WARM = 0.3  # share of the time at full speed in which memory may still grow
 _SETTINGS = {  # batches as the demo has them for flights; and a log in Redis that is full after some minutes
@@ -55,10 +56,10 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         lag = Lag(one, figures.began)
         figures.start()
         lag.start()
-        full = phase(one, 0.7 * seconds)
+        full = phase(one, seconds)
         one.load.set_rate(_TIMES * full["samples_per_s"] / PARTITIONS)
         one.load.room = lambda: float("inf")
-        over = phase(one, args.overload or 0.05 * seconds)
+        over = phase(one, args.overload or _OVERLOAD * seconds)
         one.load.set_rate(0)
         began = time.monotonic()
         is_over = until(lambda: one.training.learned >= sum(one.load.written), args.deadline)
@@ -155,8 +156,8 @@ def spread(line: Line, seconds: float) -> dict[str, float]:
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=20.0, help="of which 70 %% are at full speed")
-    parser.add_argument("--overload", type=float, help="seconds of overload; 5 %% of the minutes")
+    parser.add_argument("--minutes", type=float, default=20.0, help="at full speed")
+    parser.add_argument("--overload", type=float, help="seconds of it; 7 %% of the minutes at full speed")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks at processes")
     parser.add_argument("--deadline", type=float, default=1200.0, help="seconds for catching up")
     parser.add_argument("--report", type=Path, help="file for the report as JSON")

@@ -45,6 +45,9 @@ def test_a_slope_is_by_least_squares() -> None:
 
 
 def test_a_picture_has_all_lines() -> None:
-    text = draw({"memory, MB": {"ps<0>": [(0, 1.0), (60, 2.0)], "ps1": [(0, 0.0)]}, "lag": {}}, 'what "is" shown')
+    text = draw(
+        {"memory, MB": {"ps<0>": [(0, 1.0), (60, 2.0)], "ps1": [(at, 0.0) for at in range(60)]}, "lag": {}},
+        'what "is" shown',
+    )
     lines = [one for one in ElementTree.fromstring(text).iter() if one.tag.endswith("polyline")]
-    assert [one.attrib["points"] for one in lines] == ["70.0,134.0 700.0,44.0", "70.0,224.0"]
+    assert [one.attrib["points"] for one in lines] == ["70.0,134.0 700.0,44.0", "70.0,224.0 689.5,224.0"]
