@@ -114,6 +114,9 @@ class Route(Protocol):
             ShardUnavailable: it is at neither.
         """
 
+    def found(self) -> tuple[grpc.Channel, str]:
+        """Where it was found last, by whoever shares the route."""
+
 
 class RemoteControl:
     """What is asked of a shard beside pulls and pushes.
@@ -123,7 +126,7 @@ class RemoteControl:
         target: its address, for messages.
         metadata: sent with every call.
         timeout: seconds for an answer; writing a checkpoint has none.
-        route: to the shard, if it has a backup: who is asked once there is no answer.
+        route: to the shard, if it has a backup: where it is asked, and looked for once there is no answer.
 
     Raises:
         ShardError: the shard refuses or cannot be reached; from every method.
@@ -250,8 +253,10 @@ class RemoteControl:
         return memoryview(self._call("read", request).bulk)
 
     def _call(self, method: str, request: Any, timeout: float | None = -1.0) -> Any:
-        if self._is_lost and self._route is not None:
-            self._go_to(*self._route.find())
+        if self._route is not None:
+            place = self._route.find() if self._is_lost else self._route.found()
+            if place[1] != self.target:
+                self._go_to(*place)
             self._is_lost = False
         call, seconds = self._methods[method], self._timeout if timeout == -1.0 else timeout
         try:

@@ -37,6 +37,10 @@ class PairRoute:
             self._last = found
             return self._pair[found]
 
+    def found(self) -> Place:
+        """See Route."""
+        return self._pair[self._last]
+
     def _find(self) -> int:
         statuses: list[Any] = [None, None]
         told = ""
@@ -76,7 +80,11 @@ def control_of(place: Place | Pair, metadata: Metadata = (), timeout: float = 10
     return RemoteControl(*first, metadata, timeout, route)
 
 
-def route_of(place: Place | Pair, metadata: Metadata = ()) -> tuple[Place, PairRoute | None]:
+Routed = tuple[Place, PairRoute | None]
+"""The place to ask first, and the route to go by if there are two."""
+
+
+def route_of(place: Place | Pair, metadata: Metadata = ()) -> Routed:
     """The place to ask first, and the route to go by if there are two."""
     if isinstance(place[0], tuple):
         pair: Any = place

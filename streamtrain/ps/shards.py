@@ -13,13 +13,13 @@ from streamtrain.model.spec import Spec, slice_of
 from streamtrain.ps import wire
 from streamtrain.ps.client import Client
 from streamtrain.ps.clock import Clock, Stand
-from streamtrain.ps.control import Metadata, Retry
+from streamtrain.ps.control import Metadata, RemoteControl, Retry
 from streamtrain.ps.keeping import CutAt, Frozen
 from streamtrain.ps.leader import leader_of
 from streamtrain.ps.node import Node
 from streamtrain.ps.push import Floats
 from streamtrain.ps.remote import Introduction, RemoteSession
-from streamtrain.ps.route import Pair, Place, control_of, route_of
+from streamtrain.ps.route import Pair, Place, Routed, route_of
 from streamtrain.ps.session import LocalSession, Session
 from streamtrain.ps.shard import Initial, Row, Run
 from streamtrain.ps.status import status_of
@@ -132,12 +132,14 @@ class Shards:
     """
 
     def __init__(self, places: Sequence[Node | Place | Pair], beginning: Beginning, metadata: Metadata = ()) -> None:
-        self._places = places
+        # Routes are shared with sessions: once one finds that a backup has taken over, nobody waits for the primary.
+        self._places = [place if isinstance(place, Node) else route_of(place, metadata) for place in places]
         self._beginning = beginning
         self._metadata = metadata
         self._run: Run | None = None  # as once agreed
         self.controls: list[Control] = [
-            LocalControl(place) if isinstance(place, Node) else control_of(place, metadata) for place in places
+            LocalControl(place) if isinstance(place, Node) else RemoteControl(*place[0], metadata, route=place[1])
+            for place in self._places
         ]
 
     def agree(self) -> Run:
@@ -223,9 +225,9 @@ class Shards:
         return Client(sessions, spec)
 
     def _session(
-        self, index: int, place: Place | Pair, who: Introduction, retry: Retry | None, stopped: threading.Event | None
+        self, index: int, place: Routed, who: Introduction, retry: Retry | None, stopped: threading.Event | None
     ) -> Session:
-        first, route = route_of(place, self._metadata)
+        first, route = place
         return RemoteSession(
             *first, index, who, self.agree, retry=retry, metadata=self._metadata, stopped=stopped, route=route
         )

@@ -1,5 +1,6 @@
 """A shard with a backup: what the one has the other has, and whoever of them dies, nothing is lost or doubled."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from streamtrain.ps.shard import Initial, Run, Shard
 from streamtrain.ps.shards import Beginning
 from tests.cluster.saved import contents, dense
 from tests.ps.counting import SPEC, assert_exact, new_shard, pushes
-from tests.ps.paired import LOG, SECONDS, Paired, Worker, answered, upto
+from tests.ps.paired import ENDS, LOG, SECONDS, Paired, Worker, answered, upto
 from tests.ps.raw import Raw, until
 from tests.ps.served import served
 
@@ -144,6 +145,20 @@ def test_a_backup_serves_nothing_and_does_not_take_over_from_a_primary_that_is_t
         worker.learn(5)
         assert pairs.wait() is primary
         worker.client.close()
+
+
+def test_nobody_waits_for_a_primary_that_another_has_found_to_be_away() -> None:
+    """Something listens at its address, and never answers, as if it were paused."""
+    with Paired(1) as pairs:
+        worker = Worker(pairs.shards())
+        worker.learn(3)
+        primary = pairs.wait()
+        host, _, port = primary.control().target.partition(":")
+        primary.kill()
+        with socket.create_server((host, int(port))):
+            worker.learn(5)
+            assert worker.shards.clocks() == [dict.fromkeys(ENDS, 5)]
+            worker.client.close()
 
 
 def test_damaged_records_are_refused() -> None:
