@@ -14,14 +14,15 @@ from pathlib import Path
 MINIMUM = (3, 11)
 
 
-# What runs the servers that tests talk to, and `make kafka`, the browser that looks at the console, and what reads
-# docker-compose.yml, by command.
+# What runs the servers that tests talk to, and `make kafka`, the browser that looks at the console, what reads
+# docker-compose.yml, and what evaluates alerts, by command.
 SERVERS = {
     "java": "default-jre-headless",
     "mvn": "maven",
     "redis-server": "redis-server",
     "chromium": "chromium",
     "docker-compose": "docker-compose",
+    "promtool": "prometheus",
 }
 
 # And what builds fuzzers: a compiler that has libFuzzer, with its runtime.

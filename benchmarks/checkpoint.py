@@ -1,15 +1,19 @@
-"""Checkpoints of a cluster: how fast they are restored, and for how long their cuts hold pushes back.
+"""How fast are checkpoints written and restored, and for how long does taking one block pushes? make bench-checkpoint.
 
     python benchmarks/checkpoint.py restore [--rows 10000000]
     python benchmarks/checkpoint.py pause [--rows 5000000] [--seconds 30]
+    python benchmarks/checkpoint.py fork [--rows 10000000]
 
-restore: two shards with Adagrad state are written, and read into three, one after another, which must have the very
-same rows. Beside it, in the same run, stand the limits of any way to do so: pyarrow reading the same files, the same
-bytes going through SHA-256, and `Table.load` of arrays that are in memory already; the ratio is to their sum, each
-file counted as often as a shard needs it.
+restore: two shards with Adagrad state are written and restored into three, one after another, which must have exactly
+the same rows. The limits of any implementation are measured in the same run: pyarrow reading the same files, SHA-256 of
+the same bytes, and `Table.load` of arrays that are in memory; the ratio is to their sum, each file counted as often as
+a shard needs it.
 
 pause: two workers push batches of 8,000 rows to two shards as fast as they can, while a checkpoint is taken every
-second; how long cuts hold pushes back, and how long a push takes without, with full checkpoints and with deltas.
+second: for how long pushes are blocked, and how long a push takes without checkpoints, with full ones and with deltas.
+
+fork: `streamtrain up` runs with two shards of these rows, and is forked with a feature more: how long `fork` takes,
+for how long training is paused, and how long it takes until the fork's `up` serves.
 
 Rows have 16 floats. Prints a line of JSON.
 """
@@ -18,29 +22,31 @@ import argparse
 import hashlib
 import json
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from harness.figures import percentiles
+from harness.training import LocalShards
 from numpy.typing import NDArray
 
 from streamtrain._core import shards_of
-from streamtrain.cluster.checkpoints import Checkpointer
-from streamtrain.cluster.keeper import CheckpointKeeper
-from streamtrain.learned import sources_of
+from streamtrain.address import free_port
+from streamtrain.checkpoint.shard_state import source_shards
+from streamtrain.model.loader import load_model
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Span
-from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
 from streamtrain.ps.push import Push, RowUpdate
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.shards import Beginning, LocalControl, Shards
-from streamtrain.store.epochs import Epochs
 
 DIM = 16
 BATCH_ROWS = 8_000
@@ -49,24 +55,6 @@ TABLE = {"name": "item", "dim": DIM, "optimizer": "adagrad", "rate": 0.1, "seed"
 SPEC = Spec("bench", 1, "mean", (TABLE,), ((1_000,),), (), {"optimizer": "adagrad", "rate": 0.1})
 
 Columns = tuple[NDArray[Any], ...]
-
-
-class Cluster:
-    """Shards of this process, which are restored from the newest epoch of a place or begin empty."""
-
-    def __init__(self, place: Path, count: int, spec: Spec = SPEC) -> None:
-        self.nodes = [Node(i, count, Async, CheckpointKeeper(Epochs(place))) for i in range(count)]
-        for node in self.nodes:
-            node.restore()
-        none = np.zeros(0, np.float32)
-        Shards(self.nodes, Beginning(spec, np.zeros(spec.dense_size, np.float32), none, {})).agree()
-        controls = [LocalControl(node) for node in self.nodes]
-        self.checkpointer = Checkpointer(controls, Epochs(place), keep=1, full_every=1_000_000)
-
-    @property
-    def shards(self) -> list[Shard]:
-        """All of them."""
-        return [node.shard for node in self.nodes]
 
 
 def rows_of(seed: int, n: int) -> Columns:
@@ -82,7 +70,7 @@ def rows_of(seed: int, n: int) -> Columns:
 
 
 def fill(shards: list[Shard], rows: int) -> None:
-    """Loads so many rows into all shards together."""
+    """Loads rows into shards, `rows` in all."""
     for seed, at in enumerate(range(0, rows, PART)):
         columns = rows_of(seed, min(PART, rows - at))
         owners = shards_of(columns[0], len(shards))
@@ -91,7 +79,7 @@ def fill(shards: list[Shard], rows: int) -> None:
 
 
 def digest(shards: list[Shard]) -> tuple[int, str]:
-    """How many rows there are, and a checksum of all of them that does not depend on their order."""
+    """The number of rows, and a checksum of all of them that does not depend on their order."""
     total, rows = np.zeros(3, np.uint64), 0
     for shard in shards:
         cursor: int | None = 0
@@ -116,8 +104,8 @@ def digest(shards: list[Shard]) -> tuple[int, str]:
 
 
 def restore(args: argparse.Namespace, place: Path) -> dict[str, Any]:
-    """Writes two shards, reads three."""
-    cluster = Cluster(place, 2)
+    """Writes two shards and restores three."""
+    cluster = LocalShards(place, 2, SPEC)
     fill(cluster.shards, args.rows)
     before = digest(cluster.shards)
     taken = cluster.checkpointer.take()
@@ -126,12 +114,12 @@ def restore(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     del cluster
 
     began = time.monotonic()
-    again = Cluster(place, 3)
+    again = LocalShards(place, 3, SPEC)
     seconds = time.monotonic() - began
     if digest(again.shards) != before:
-        raise SystemExit("what was restored is not what was written")
+        raise SystemExit("the restored rows differ from those that were written")
     del again
-    reads = sum(len(sources_of(i, 3, 2)) for i in range(3)) / 2  # two of three shards share a source with another
+    reads = sum(len(source_shards(i, 3, 2)) for i in range(3)) / 2  # two of three shards share a source with another
     limits = {"sha256": _time(_hash, files), "pyarrow": _time(_read, files), "load": _load_ready(files)}
     return {
         "rows": before[0],
@@ -165,7 +153,7 @@ def _read(file: Path) -> None:
 
 
 def _load_ready(files: list[Path]) -> float:
-    """Seconds of `Table.load` alone, of what is in the files, into one table."""
+    """Seconds of `Table.load` alone, of all rows of the files, into one table."""
     table, seconds = SPEC.make_tables()[0], 0.0
     for columns in _columns(files):
         began = time.monotonic()
@@ -187,7 +175,7 @@ def _columns(files: list[Path]) -> Iterator[Columns]:
 
 
 class Worker(threading.Thread):
-    """Pushes batches that are there already to all shards, and notes how long each shard takes."""
+    """Pushes ready batches to all shards, and records how long each push takes."""
 
     def __init__(self, partition: int, shards: list[Shard], keys: NDArray[np.uint64], stopped: threading.Event) -> None:
         super().__init__()
@@ -219,8 +207,8 @@ def _update(keys: NDArray[np.uint64], rng: np.random.Generator) -> RowUpdate:
 
 
 def pause(args: argparse.Namespace, place: Path) -> dict[str, Any]:
-    """Pauses of cuts, and push latency with and without them."""
-    cluster = Cluster(place, 2)
+    """For how long checkpoints block pushes, and push latency with and without checkpoints."""
+    cluster = LocalShards(place, 2, SPEC)
     fill(cluster.shards, args.rows)
     keys = np.concatenate([shard.tables[0].scan(0, 1 << 21)[1].keys for shard in cluster.shards])
     figures: dict[str, Any] = {"rows": sum(len(shard.tables[0]) for shard in cluster.shards)}
@@ -254,24 +242,70 @@ def pause(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     return figures
 
 
-def percentiles(values: list[float], scale: float = 1.0) -> dict[str, float]:
-    """The median, the 99th percentile and the largest."""
-    p50, p99, largest = np.percentile(values, [50, 99, 100]) * scale
-    return {"p50": round(p50, 2), "p99": round(p99, 2), "max": round(largest, 2)}
+MODEL = """
+import keras
+import streamtrain as st
+
+def graph(inputs):
+    return keras.layers.Dense(1, "sigmoid")(keras.layers.Concatenate()(list(inputs.values())))
+
+model = st.Model(st.Schema(features=[st.Categorical("item", 16)]), graph)
+"""
+_READY_SECONDS = 600
+
+
+def fork(args: argparse.Namespace, place: Path) -> dict[str, Any]:
+    """Forks a running `up`."""
+    (place / "model.py").write_text(MODEL)
+    (place / "new.py").write_text(MODEL.replace("features=[", 'features=[st.Categorical("user", 16, default=""), '))
+    cluster = LocalShards(place / ".streamtrain" / "checkpoints", 2, Spec.of(load_model(f"{place}/model.py")))
+    fill(cluster.shards, args.rows)
+    cluster.checkpointer.take()
+    del cluster
+    up = ("up", "--set", "up.workers=1", "--set", "up.standby=false")
+    with _started(place, *up, "--model", "model.py", "--topic", "bench", "--listen", f"127.0.0.1:{free_port()}"):
+        began = time.monotonic()
+        command = [sys.executable, "-m", "streamtrain", "fork", "wide", "--model", "new.py", "--json"]
+        forked = json.loads(subprocess.run(command, cwd=place, check=True, capture_output=True).stdout)
+        took = time.monotonic() - began
+        with _started(place / "wide", "up"):
+            return {
+                "rows": sum(forked["rows"].values()),
+                "fork_s": round(took, 2),
+                "pause_ms": round(forked["pause_ms"], 2),
+                "until_serving_s": round(time.monotonic() - began, 2),
+            }
+
+
+@contextmanager
+def _started(folder: Path, *command: str) -> Iterator[None]:
+    """Runs a service until the end of the block; it serves when the block begins."""
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "streamtrain", *command], cwd=folder, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + _READY_SECONDS
+        while "serving predictions at" not in (folder / "log").read_text():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit((folder / "log").read_text())
+            time.sleep(0.1)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
 
 
 def main() -> None:
-    """Runs one of the two."""
+    """Runs one of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["restore", "pause"])
+    parser.add_argument("what", choices=["restore", "pause", "fork"])
     parser.add_argument("--rows", type=int)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each part of `pause`")
     parser.add_argument("--place", type=Path, help="an empty directory; default: a temporary one")
     args = parser.parse_args()
-    args.rows = args.rows or (10_000_000 if args.what == "restore" else 5_000_000)
+    args.rows = args.rows or (5_000_000 if args.what == "pause" else 10_000_000)
     place = Path(tempfile.mkdtemp(dir=args.place))
     try:
-        figures = restore(args, place) if args.what == "restore" else pause(args, place)
+        figures = {"restore": restore, "pause": pause, "fork": fork}[args.what](args, place)
     finally:
         shutil.rmtree(place)
     print(json.dumps(figures))

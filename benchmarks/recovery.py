@@ -1,4 +1,4 @@
-"""How long it takes until all goes on after kill -9, of a shard with and without a backup, of a worker, of a server.
+"""How long does recovery take after kill -9 of a shard, with and without a backup, of a worker, of a server?
 
     python benchmarks/recovery.py --what shard --rows 1000000
     python benchmarks/recovery.py --what backup --rows 1000000 --rounds 3
@@ -6,21 +6,20 @@
     python benchmarks/recovery.py --what serving --rows 1000000
     python benchmarks/recovery.py --what cost --rounds 3
 
-Real processes on this machine; two shards. Those that are killed are started again at once, as a supervisor would.
+Real processes on this machine; two shards. What is killed is restarted at once, as by a supervisor.
 
-shard    from the kill to the first push that both shards have applied again: process, checkpoint, session.
-backup   the same where it has a backup, which takes over; also how long it takes until the next backup is in step.
-worker   two workers of four partitions on Kafka, of which one is killed: until all partitions go on.
-serving  until the server is ready again, with all rows loaded from where they are published.
-cost     samples per second of a TensorFlow worker on W1 without backups and with them, in turns.
-Prints a line of JSON.
+shard    from the kill to the next push that both shards have applied: process, checkpoint, session.
+backup   the same for a shard with a backup, which takes over; also how long the next backup takes to be in step.
+worker   one of two workers of four partitions on Kafka: until all partitions have progressed.
+serving  until the server is ready again, with all published rows loaded.
+cost     samples per second of a worker on W1 with backups and without, in turns.
+Prints a line of JSON: seconds by round in "s", for `cost` the rates and their ratio.
 """
 
 import argparse
 import json
 import os
 import signal
-import statistics
 import tempfile
 import threading
 import time
@@ -32,12 +31,13 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import cluster
 import grpc
 import numpy as np
-from asking import status_of
-from processes import HERE, Processes, end_in_order
-from versioned import USERS, WIDTH, model
+from harness.client import is_ready, learned_samples
+from harness.figures import median_ratio
+from harness.models import USERS, WIDTH, location, versioned
+from harness.processes import Processes, exit_on_sigterm, free_addresses, free_ports
+from harness.training import WARMUP_SECONDS, Run, start_workers
 
 from streamtrain._core import Planner, hash_integers
 from streamtrain.embedded.jars import resolve
@@ -45,15 +45,15 @@ from streamtrain.embedded.kafka import Broker
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ShardError
 from streamtrain.model.spec import Spec
-from streamtrain.ps import wire
-from streamtrain.ps.client import rejected
+from streamtrain.ps.client import any_rejected
 from streamtrain.ps.clock import Span
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
-from streamtrain.ps.shards import Beginning, Shards
-from streamtrain.store.epochs import Epochs
-from streamtrain.store.redis_model import RedisModel
-from streamtrain.store.redis_origin import RedisOrigin
-from streamtrain.store.redis_server import RedisServer
+from streamtrain.ps.rpc import wire
+from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
+from streamtrain.ps.shards import RunTemplate, Shards
+from streamtrain.store.checkpoint.epochs import Epochs
+from streamtrain.store.redis.model import RedisModel
+from streamtrain.store.redis.server import RedisServer
+from streamtrain.store.redis.source import RedisOrigin
 from streamtrain.train.step import Step
 
 FILL, BATCH = 1 << 16, 1024
@@ -65,18 +65,18 @@ NEVER = threading.Event()
 
 
 class Feeder:
-    """Learns a log that it makes by itself: every id once, in large batches, then round and round in small ones.
+    """A worker that learns every id once, in large batches, then all of them again and again in small ones.
 
     Args:
-        addresses: of shards, or of primaries and then backups.
-        rows: ids.
+        addresses: of shards, or of primaries and then of backups.
+        rows: number of ids.
     """
 
     def __init__(self, addresses: list[str], rows: int) -> None:
         self.channels = [(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in addresses]
         pairs = list(zip(self.channels[:SHARDS], self.channels[SHARDS:], strict=False))
-        step = Step(model)
-        beginning = Beginning(Spec.of(model), step.initial_dense, step.initial_statistics, {})
+        step = Step(versioned)
+        beginning = RunTemplate(Spec.of(versioned), step.initial_dense, step.initial_statistics, {})
         self.shards = Shards(pairs or self.channels, beginning)
         self._sizes = len(step.initial_dense), len(step.initial_statistics)
         self.rows = -(-rows // FILL) * FILL
@@ -86,7 +86,7 @@ class Feeder:
         self.at = 0
 
     def push(self) -> bool:
-        """Learns one batch; False: it was rejected, and the feeder has gone back to where the shards stand."""
+        """Learns one batch; False: it was rejected, and the feeder continues from the clock of the shards."""
         end = self.at + (FILL if self.at < self.rows else BATCH)
         ids = np.arange(self.at, end) % self.rows
         n = len(ids)
@@ -96,7 +96,7 @@ class Feeder:
         gradient = np.full(n * WIDTH, 0.01, np.float32)
         dense, statistics = (np.zeros(size, np.float32) for size in self._sizes)
         pushing = self._client.push(plan, gradient, dense, statistics, spans=[Span(0, self.at, end)], watermark=0)
-        if rejected(pushing.wait()):
+        if any_rejected(pushing.wait()):
             clocks = patiently(self.shards.clocks, RETRY, NEVER)
             self.at = min(clock.get(0, 0) for clock in clocks)
             return False
@@ -104,14 +104,14 @@ class Feeder:
         return True
 
     def fill(self) -> float:
-        """Learns every id; the seconds that it took."""
+        """Learns every id; the seconds it took."""
         began = time.monotonic()
         while self.at < self.rows:
             self.push()
         return time.monotonic() - began
 
     def recover(self, began: float) -> tuple[float, int]:
-        """Seconds from `began` until a push is applied that goes beyond what was learned; and samples learned again."""
+        """Seconds from `began` until a new batch is applied, and the number of samples that were learned again."""
         before, back = self.at, 0
         while True:
             at = self.at
@@ -121,7 +121,7 @@ class Feeder:
                 return time.monotonic() - began, back
 
     def in_step(self, channel: int) -> bool:
-        """Whether a process is primary, and its backup in step."""
+        """Whether a process is the primary and its backup in step."""
         try:
             status = RemoteControl(*self.channels[channel], timeout=2.0).status()
         except ShardError:
@@ -129,19 +129,14 @@ class Feeder:
         return bool(status.ready and status.standing.in_step)
 
     def close(self) -> None:
-        """Ends."""
+        """Closes the connections."""
         self._client.close()
         for channel, _ in self.channels:
             channel.close()
 
 
-def addresses_of(count: int) -> list[str]:
-    """Free ones."""
-    return [f"127.0.0.1:{port}" for port in cluster.free_ports(count)]
-
-
 def kill(processes: Processes, name: str) -> float:
-    """Kills a process, kill -9; gives when, monotonic seconds."""
+    """Kills a process with SIGKILL; when that was, monotonic seconds."""
     at = time.monotonic()
     os.kill(processes.pids[name], signal.SIGKILL)
     processes.stop(name)
@@ -150,16 +145,15 @@ def kill(processes: Processes, name: str) -> float:
 
 def shard(args: argparse.Namespace, processes: Processes, stack: ExitStack) -> dict[str, Any]:
     """A shard without a backup."""
-    addresses, place = addresses_of(SHARDS), processes.folder / "checkpoints"
+    addresses, place = free_addresses(SHARDS), processes.folder / "checkpoints"
     kept = {"url": str(place), "every": "2s", "keep": 1}
     processes.settings({"ps": {"addresses": addresses}, "checkpoint": kept})
-    for i in range(SHARDS):
-        processes.start(f"ps{i}", "ps", "--index", str(i))
+    processes.start_shards(SHARDS)
     feeder = Feeder(addresses, args.rows)
     stack.callback(feeder.close)
     filled = feeder.fill()
     epochs, found = Epochs(str(place)), []
-    processes.until(lambda: _is_saved(epochs, feeder.rows), "the rows are not saved", 600)
+    processes.wait_until(lambda: _is_saved(epochs, feeder.rows), "the rows were not saved", 600)
     for _ in range(args.rounds):
         feeder.push()
         began = kill(processes, "ps1")
@@ -175,7 +169,7 @@ def _is_saved(epochs: Epochs, rows: int) -> bool:
 
 def backup(args: argparse.Namespace, processes: Processes, stack: ExitStack) -> dict[str, Any]:
     """A shard with a backup."""
-    addresses = addresses_of(2 * SHARDS)
+    addresses = free_addresses(2 * SHARDS)
     processes.settings({"ps": {"addresses": addresses[:SHARDS], "backups": addresses[SHARDS:]}})
     for i in range(SHARDS):
         _start_pair(processes, i)
@@ -183,7 +177,7 @@ def backup(args: argparse.Namespace, processes: Processes, stack: ExitStack) -> 
     stack.callback(feeder.close)
     filled, taken, again, copied = feeder.fill(), [], [], []
     at = 0
-    processes.until(lambda: feeder.in_step(0) and feeder.in_step(1), "backups are not in step", 600)
+    processes.wait_until(lambda: feeder.in_step(0) and feeder.in_step(1), "backups were not in step", 600)
     for _ in range(args.rounds):
         feeder.push()
         seconds, back = feeder.recover(kill(processes, ("ps1", "ps1-backup")[at]))
@@ -204,68 +198,69 @@ def _start_pair(processes: Processes, index: int) -> None:
 
 def worker(args: argparse.Namespace, processes: Processes, stack: ExitStack) -> dict[str, Any]:
     """One of two workers."""
-    addresses = addresses_of(SHARDS)
+    addresses = free_addresses(SHARDS)
     data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     broker = stack.enter_context(Broker(resolve(), data=data))
     stream = {"url": f"kafka://{broker.servers}", "topic": "samples", "create": PARTITIONS}
     kafka = {"session.timeout.ms": SESSION_SECONDS * 1000, "heartbeat.interval.ms": 1000}
     processes.settings(
         {"stream": stream, "ps": {"addresses": addresses}},
-        model=f"{HERE / 'versioned.py'}:model",
+        model=location("versioned"),
     )
     samples = [json.dumps({"user": user, "label": 1, "ts": 1.0}) for user in USERS]
     (processes.folder / "samples.jsonl").write_text("\n".join(samples))
-    for i in range(SHARDS):
-        processes.start(f"ps{i}", "ps", "--index", str(i))
-    learning = ("worker", "--set", f"stream.kafka={json.dumps(kafka)}")
-    for i in range(2):
-        processes.start(f"worker{i}", *learning)
+    processes.start_shards(SHARDS)
+    ports = free_ports(2)
+
+    def start(i: int) -> None:
+        metrics = ("--set", f"worker.metrics=127.0.0.1:{ports[i]}")
+        processes.start(f"worker{i}", "worker", "--set", f"stream.kafka={json.dumps(kafka)}", *metrics)
+
+    start(0)
+    start(1)
     options = ("--rate", str(RATE), "--repeat", "--create", str(PARTITIONS))
     processes.start("produce", "produce", "samples.jsonl", *options)
     controls = [RemoteControl(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in addresses]
 
     def clock() -> dict[int, int]:
         try:
-            clocks = [wire.clock_of(control.status().clock) for control in controls]
+            clocks = [wire.decode_clock(control.status().clock) for control in controls]
         except ShardError:
             return {}
         return {p: min(one.get(p, 0) for one in clocks) for p in clocks[0]}
 
     def shared() -> bool:
-        """Whether both workers have partitions, and all of them are learned."""
-        logs = [(processes.folder / f"worker{i}.log").read_text() for i in range(2)]
-        return all("learns from partitions [" in log for log in logs) and len(clock()) == PARTITIONS
+        """Whether both workers learn, and all partitions are learned."""
+        return all(map(learned_samples, ports)) and len(clock()) == PARTITIONS
 
     found = []
-    processes.until(shared, "the workers do not learn")
+    processes.wait_until(shared, "the workers did not learn")
     for _ in range(args.rounds):
-        processes.until(partial(_is_past, clock, clock()), "not all partitions are learned")
+        processes.wait_until(partial(_is_past, clock, clock()), "not all partitions were learned")
         began, before = kill(processes, "worker1"), clock()
-        processes.until(partial(_is_past, clock, before, RATE // PARTITIONS), "nobody takes over")
+        processes.wait_until(partial(_is_past, clock, before, RATE // PARTITIONS), "no worker took over")
         found.append(time.monotonic() - began)
-        (processes.folder / "worker1.log").unlink()
-        processes.start("worker1", *learning)
-        processes.until(shared, "the workers do not learn")
+        start(1)
+        processes.wait_until(shared, "the workers did not learn")
     return {"session_timeout_s": SESSION_SECONDS, "s": found}
 
 
 def _is_past(clock: Callable[[], dict[int, int]], before: dict[int, int], by: int = 1) -> bool:
-    """Whether all partitions have gone on by so many samples: more than was on its way."""
+    """Whether all partitions have progressed by `by` samples: more than was in flight."""
     now = clock()
     return bool(now) and all(now[p] >= at + by for p, at in before.items())
 
 
 def serving(args: argparse.Namespace, processes: Processes, stack: ExitStack) -> dict[str, Any]:
-    """A server, all of whose processes are killed."""
+    """A serving process, all of whose processes are killed."""
     store = stack.enter_context(Valkey())
-    addresses, (port,) = addresses_of(SHARDS), cluster.free_ports(1)
+    addresses, (port,) = free_addresses(SHARDS), free_ports(1)
     groups: dict[str, dict[str, Any]] = {
         "ps": {"addresses": addresses},
         "publish": {"url": store.url, "every": "1s", "model": "model"},
     }
-    processes.settings(groups | {"serve": {"listen": f"127.0.0.1:{port}"}}, model=f"{HERE / 'versioned.py'}:model")
-    for i in range(SHARDS):
-        processes.start(f"ps{i}", "ps", "--index", str(i))
+    processes.settings(groups | {"serve": {"listen": f"127.0.0.1:{port}"}}, model=location("versioned"))
+    processes.start_shards(SHARDS)
     feeder = Feeder(addresses, args.rows)
     stack.callback(feeder.close)
     feeder.fill()
@@ -277,12 +272,12 @@ def serving(args: argparse.Namespace, processes: Processes, stack: ExitStack) ->
         head = origin.find(None)
         return head is not None and sum(head.rows.values()) >= feeder.rows
 
-    processes.until(published, "the rows are not published", 600)
+    processes.wait_until(published, "the rows were not published", 600)
     found = []
     for round_ in range(args.rounds + 1):
         began = time.monotonic()
         processes.start("serve", "serve")
-        processes.until(lambda: status_of(port, "/healthz/ready") == 200, "serving is not ready", 600)
+        processes.wait_until(lambda: is_ready(port), "serving was not ready", 600)
         if round_:
             found.append(time.monotonic() - began)
         kill(processes, "serve")
@@ -292,32 +287,19 @@ def serving(args: argparse.Namespace, processes: Processes, stack: ExitStack) ->
 def cost(args: argparse.Namespace, processes: Processes, stack: ExitStack) -> dict[str, Any]:
     """What backups cost a worker."""
     rates: dict[str, list[float]] = {"without": [], "with": []}
+    training = argparse.Namespace(workload="w1", workers=1, warmup=WARMUP_SECONDS, seconds=args.seconds)
     for _ in range(args.rounds):
         for name, of_name in rates.items():
-            addresses = addresses_of(2 * SHARDS)
+            addresses = free_addresses(2 * SHARDS)
             pair = {"backups": addresses[SHARDS:]} if name == "with" else {}
-            processes.settings({"ps": {"addresses": addresses[:SHARDS], **pair}})
-            for i in range(SHARDS):
-                if name == "with":
-                    _start_pair(processes, i)
-                else:
-                    processes.start(f"ps{i}", "ps", "--index", str(i))
-            options = ("--role", "dedicated", "--index", "0", "--ps", ",".join(addresses[:SHARDS]))
-            processes.script("worker0", "cluster.py", *options, "--workload", "w1")
-            readings = processes.readings["worker0"]
-            processes.until(partial(_learns, readings), "the worker does not learn")
-            processes.sleep(cluster.WARMUP_SECONDS)
-            first = readings[-1]
-            processes.sleep(args.seconds)
-            last = readings[-1]
-            of_name.append((last[1] - first[1]) / (last[0] - first[0]))
+            processes.settings({"ps": {"addresses": addresses[:SHARDS], **pair}, "worker": {"batch_size": BATCH}})
+            for i in range(SHARDS if name == "with" else 0):
+                _start_pair(processes, i)
+            processes.start_shards(SHARDS if name == "without" else 0)
+            workers = start_workers(processes, training, "dedicated", batches=200)
+            of_name.append(Run(processes, workers, training).samples_per_s)
             processes.stop(*processes.pids)
-    ratios = [b / a for a, b in zip(rates["without"], rates["with"], strict=True)]
-    return {**rates, "ratio": statistics.median(ratios)}
-
-
-def _learns(readings: list[Any]) -> bool:
-    return bool(readings) and readings[-1][1] > 0
+    return {**rates, "ratio": median_ratio(rates["with"], rates["without"])}
 
 
 KINDS = {"shard": shard, "backup": backup, "worker": worker, "serving": serving, "cost": cost}
@@ -329,9 +311,9 @@ def main() -> None:
     parser.add_argument("--what", choices=KINDS, required=True)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of one run of cost")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of a run of `cost`")
     args = parser.parse_args()
-    end_in_order()
+    exit_on_sigterm()
     with ExitStack() as stack:
         processes = stack.enter_context(Processes())
         began = time.monotonic()

@@ -1,13 +1,12 @@
-"""What rows cost a shard as they become many: make bench-scale.
+"""What do rows cost a shard, as it has more of them? make bench-scale.
 
     python benchmarks/scale_table.py --rows 10000000
 
-One shard of float16 rows of 16 with row-wise Adagrad (--float32: of float32 rows with Adagrad). Rows are born by pushes
-until there are so many; then batches of 1,024 samples with 26 ids each, drawn evenly from all rows (the worst case for
-caches), are pulled and pushed by one thread; then a full checkpoint is written and restored. Samples/s are those of
-pull and push alone. Memory is what the process gained; payload is key, row and optimizer state (44 bytes; 136). A row
-has its count beside them (4 bytes). Prints a line of JSON after every stage, the last one
-has all.
+One shard of float16 rows of 16 with row-wise Adagrad (--float32: of float32 rows with Adagrad). Pushes create --rows
+rows; then one thread pulls and pushes batches of 1,024 samples with 26 ids each, drawn uniformly from all rows (the
+worst case for caches); then a full checkpoint is written and restored. Samples/s are of pull and push alone. Memory is
+what the process gained; payload is key, row and optimizer state (44 bytes, or 136), to which a row adds its count (4
+bytes). Prints a line of JSON after every stage; the last one has all figures.
 """
 
 import argparse
@@ -21,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoint import Cluster
-from core_table import memory
+from harness.processes import exit_on_sigterm, memory_of
+from harness.training import LocalShards
 from numpy.typing import NDArray
-from processes import end_in_order
 
 from streamtrain._core import Table, hash_integers
 from streamtrain.model.spec import Spec
 
 DIM = 16
-BIRTH = 50_000  # rows of a push that makes them
+BIRTH = 50_000  # rows of a push that creates them
 SAMPLES, IDS = 1024, 26
 COMMON = {"name": "item", "dim": DIM, "rate": 0.05, "seed": 1, "expire_after": 0}
 HALF = {"dtype": "float16", "optimizer": "rowwise_adagrad"}
@@ -38,12 +36,12 @@ FULL = {"dtype": "float32", "optimizer": "adagrad"}
 
 
 def keys_of(first: int, last: int) -> NDArray[np.uint64]:
-    """Of the ids in a range."""
+    """Keys of a range of ids."""
     return hash_integers(np.arange(first, last, dtype=np.int64))
 
 
 def born(table: Table, rows: int) -> float:
-    """Makes rows; gives the seconds."""
+    """Creates rows; the seconds it took."""
     began = time.perf_counter()
     gradients, ones = np.full((BIRTH, DIM), 0.1, np.float32), np.ones(BIRTH, np.uint32)
     for first in range(0, rows, BIRTH):
@@ -53,7 +51,7 @@ def born(table: Table, rows: int) -> float:
 
 
 def train(table: Table, rows: int, batches: int) -> dict[str, float]:
-    """Pulls and pushes batches; medians."""
+    """Pulls and pushes batches; medians of their rates."""
     rng, took = np.random.default_rng(0), []
     for _ in range(batches):
         keys = np.unique(hash_integers(rng.integers(0, rows, SAMPLES * IDS)))
@@ -73,18 +71,18 @@ def train(table: Table, rows: int, batches: int) -> dict[str, float]:
 
 
 def measure(rows: int, batches: int, full: bool, place: Path, checkpoint: bool = True) -> dict[str, Any]:
-    """All of it."""
+    """Creates, trains, writes and restores."""
     one = COMMON | (FULL if full else HALF)
     spec = Spec("bench", 1, "mean", (one,), ((1_000,),), (), {"optimizer": "adagrad", "rate": 0.1})
     payload = 8 + (2 * 4 * DIM if full else 2 * DIM + 4)
-    cluster = Cluster(place, 1, spec)
+    cluster = LocalShards(place, 1, spec)
     table = cluster.shards[0].tables[0]
     gc.collect()
-    before = memory("VmRSS")
+    before = memory_of("VmRSS")
     seconds = born(table, rows)
     per_row = {
-        "bytes_per_row": (memory("VmRSS") - before) / rows,
-        "peak_bytes_per_row": (memory("VmHWM") - before) / rows,
+        "bytes_per_row": (memory_of("VmRSS") - before) / rows,
+        "peak_bytes_per_row": (memory_of("VmHWM") - before) / rows,
     }
     figures: dict[str, Any] = {
         "rows": len(table),
@@ -104,7 +102,7 @@ def measure(rows: int, batches: int, full: bool, place: Path, checkpoint: bool =
     figures |= {
         "checkpoint_s": round(taken.seconds, 2),
         "checkpoint_gb": round(size / 1e9, 3),
-        "checkpoint_peak_bytes_per_row": round((memory("VmHWM") - before) / rows, 2),
+        "checkpoint_peak_bytes_per_row": round((memory_of("VmHWM") - before) / rows, 2),
     }
     print(json.dumps(figures), flush=True)
     keys = keys_of(0, min(rows, BIRTH))
@@ -112,10 +110,10 @@ def measure(rows: int, batches: int, full: bool, place: Path, checkpoint: bool =
     del cluster, table
     gc.collect()
     began = time.perf_counter()
-    again = Cluster(place, 1, spec).shards[0].tables[0]
+    again = LocalShards(place, 1, spec).shards[0].tables[0]
     seconds = time.perf_counter() - began
     if len(again) != rows or not np.array_equal(again.pull(keys), expected):
-        raise SystemExit("what was restored is not what was written")
+        raise SystemExit("the restored rows differ from those that were written")
     return figures | {"restore_s": round(seconds, 2), "restore_rows_per_s": round(rows / seconds)}
 
 
@@ -124,11 +122,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=200, help="that are pulled and pushed")
-    parser.add_argument("--float32", action="store_true", help="rows, and Adagrad's state for each float")
+    parser.add_argument("--float32", action="store_true", help="float32 rows, with Adagrad's state for each float")
     parser.add_argument("--no-checkpoint", action="store_true", help="the table alone")
     parser.add_argument("--place", type=Path, help="an empty directory; default: a temporary one")
     args = parser.parse_args()
-    end_in_order()
+    exit_on_sigterm()
     place = Path(tempfile.mkdtemp(dir=args.place))
     try:
         print(json.dumps(measure(args.rows, args.batches, args.float32, place, not args.no_checkpoint)))

@@ -1,44 +1,82 @@
-"""How fast predictions are served, beside an empty FastAPI endpoint that parses the same body and answers a constant.
+"""How fast are predictions served over HTTP, compared with an empty FastAPI endpoint that parses the same body?
 
     python benchmarks/serving.py --workload w1 --rows 200000
+    python benchmarks/serving.py --workload w1 --log
 
-Both servers are one process each, run by uvicorn with the same options, and are asked in turns by the same client (a
-process of its own, raw sockets, keep-alive); the table gives the median of the rounds and the ratio to the empty one,
-a line of JSON all rounds. Also prints how long the graph alone takes with and without XLA (--graph).
+Both servers are one process each, run by uvicorn with the same options; the empty one responds with a constant. The
+real one is requested over gRPC, too, with the same instances as tensors. They are requested in turns by the same client
+(a process of its own, raw sockets, keep-alive; over gRPC that of Python). With --graph it prints how long the graph
+alone takes instead, with and without XLA. With --log, one more server writes every prediction to a broker on the same
+machine (`serve.log`).
+
+Prints a table with the medians of the rounds and their ratio to the empty endpoint, and a line of JSON with all rounds.
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import statistics
 import sys
+import tempfile
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import numpy as np
-from processes import pss_mb
-from workloads import WORKLOADS, columns, model
+from harness.client import Connection, post_request
+from harness.figures import median_ratio, table_header, table_row
+from harness.models import WORKLOADS, GeneratedRows, columns, first_weights
+from harness.processes import pss_mb
 
-FLOOR, OURS = "empty endpoint", "streamtrain"
+from streamtrain.cli.terminal import load_tensorflow
+from streamtrain.embedded.jars import resolve
+from streamtrain.embedded.kafka import Broker
+from streamtrain.settings.load import load_settings
+
+FLOOR, OURS, GRPC, LOGGED = "empty endpoint", "streamtrain", "streamtrain, gRPC", "streamtrain, serve.log"
+PATH = "/v1/models/model:predict"
 
 
 def bodies(workload: str, instances: int, count: int = 64) -> list[bytes]:
-    """Different bodies of so many instances each."""
-    ids = WORKLOADS[workload]
+    """Different bodies of requests."""
     made = []
-    for batch in ids.data(instances, count):
+    for batch in WORKLOADS[workload].data(instances, count):
         named = {name: values.tolist() for name, values in columns(batch).items() if name != "label"}
-        rows = [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
+        rows = [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
         made.append(json.dumps({"instances": rows}).encode())
     return made
 
 
+def messages(workload: str, instances: int, count: int = 64) -> list[bytes]:
+    """The same as PredictRequests, with ids as text."""
+    import streamtrain.serve.grpc.tensorflow_serving_pb2 as pb
+
+    made = []
+    for batch in WORKLOADS[workload].data(instances, count):
+        request = pb.PredictRequest(model_spec=pb.ModelSpec(name="model"))
+        for name, values in columns(batch).items():
+            if name == "label":
+                continue
+            tensor = request.inputs[name]
+            tensor.tensor_shape.dim.add(size=len(values))
+            if np.issubdtype(values.dtype, np.floating):
+                tensor.dtype, tensor.tensor_content = pb.DT_FLOAT, values.astype("<f4").tobytes()
+            else:
+                tensor.dtype = pb.DT_STRING
+                tensor.string_val.extend(str(one).encode() for one in values.tolist())
+        made.append(request.SerializeToString())
+    return made
+
+
 def floor(ready: Any) -> None:
-    """The empty endpoint."""
+    """Runs the empty endpoint."""
     from fastapi import FastAPI, Request
 
-    from streamtrain.serve.app import configure
+    from streamtrain.serve.http.app import configure
 
     app = FastAPI()
 
@@ -50,117 +88,144 @@ def floor(ready: Any) -> None:
     _serve(configure(app, "127.0.0.1:0"), ready)
 
 
-def ours(ready: Any, workload: str, rows: int) -> None:
-    """The real one, with so many rows per table, and dense weights as they are at first."""
-    import gc
-
-    import tensorflow as tf
-    from lookup import Made
-
-    from streamtrain.serve.app import configure, make_app
+def ours(ready: Any, workload: str, rows: int, log: str | None = None) -> None:
+    """Runs the real one, with `rows` rows and the initial dense weights; `log` is the topic of impressions."""
+    from streamtrain.processes.feedback import make_feedback
+    from streamtrain.serve.http.app import Server, configure, make_app
+    from streamtrain.serve.http.service import ServingConfig
     from streamtrain.serve.registry import HEAD, Registry
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    one = model(WORKLOADS[workload])
-    registry = Registry(one, Made(one, rows))
+    load_tensorflow(1)
+    model = WORKLOADS[workload].model()
+    registry = Registry(model, GeneratedRows(model, rows))
     registry.promote(HEAD)
+    settings = load_settings(
+        None, {}, {"serve.log": log, "stream.url": log.rpartition("/")[0], "stream.create": 4} if log else {}
+    )
+    feedback = make_feedback(settings) if log else None
     gc.collect()
     gc.freeze()
-    _serve(configure(make_app(registry), "127.0.0.1:0"), ready)
+
+    class Reporting(Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            port = self.servers[0].sockets[0].getsockname()[1]
+            ready.send({LOGGED: port} if log else {OURS: port, GRPC: self.grpc_port})
+
+    app = make_app(registry, config=ServingConfig(grpc_listen="127.0.0.1:0"), feedback=feedback)
+    Reporting(configure(app, "127.0.0.1:0")).run()
 
 
 def _serve(config: Any, ready: Any) -> None:
     import uvicorn
 
-    class Telling(uvicorn.Server):
+    class Reporting(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
-            ready.send(self.servers[0].sockets[0].getsockname()[1])
+            ready.send({FLOOR: self.servers[0].sockets[0].getsockname()[1]})
 
-    Telling(config).run()
+    Reporting(config).run()
 
 
-async def ask(port: int, requests: list[bytes], concurrency: int, seconds: float) -> list[float]:
-    """Seconds that each answer took, by so many connections that each ask one after another."""
+async def load(port: int, requests: list[bytes], connections: int, seconds: float) -> list[float]:
+    """Seconds that each response took; every connection has one request in flight."""
     took: list[float] = []
     until = time.perf_counter() + seconds
 
-    async def one(first: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        at = first
+    async def client(first: int) -> None:
+        connection, at = Connection(port), first
         while (began := time.perf_counter()) < until:
-            writer.write(requests[at % len(requests)])
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head + await reader.read(1000)
-            size = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-            await reader.readexactly(size)
+            response = await connection.send(requests[at % len(requests)])
+            assert response.status == 200, response
             took.append(time.perf_counter() - began)
             at += 1
-        writer.close()
+        connection.close()
 
-    await asyncio.gather(*(one(i) for i in range(concurrency)))
+    await asyncio.gather(*(client(i) for i in range(connections)))
     return took
 
 
-def request_of(body: bytes) -> bytes:
-    """A whole request."""
-    head = f"POST /v1/models/model:predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
-    return f"{head}content-type: application/json\r\n\r\n".encode() + body
+async def load_grpc(port: int, requests: list[bytes], connections: int, seconds: float) -> list[float]:
+    """As `load`, over gRPC."""
+    took: list[float] = []
+    until = time.perf_counter() + seconds
+
+    async def client(first: int) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+            call, at = channel.unary_unary("/tensorflow.serving.PredictionService/Predict"), first
+            while (began := time.perf_counter()) < until:
+                await call(requests[at % len(requests)])
+                took.append(time.perf_counter() - began)
+                at += 1
+
+    await asyncio.gather(*(client(i) for i in range(connections)))
+    return took
 
 
-def compare(
-    ports: dict[str, int], workload: str, instances: int, concurrency: int, args: argparse.Namespace
-) -> dict[str, Any]:
-    """Asks both in turns, and prints a line for each."""
-    requests = [request_of(body) for body in bodies(workload, instances)]
+def compare(ports: dict[str, int], instances: int, connections: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Requests both in turns, and prints a row for each."""
+    requests = [post_request(PATH, body) for body in bodies(args.workload, instances)]
+    calls = messages(args.workload, instances)
     rounds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ports}
     for turn in range(args.rounds + 1):
         for name, port in ports.items():
-            took = asyncio.run(ask(port, requests, concurrency, args.seconds if turn else 1.0))
-            if turn:  # the first one warms
+            seconds = args.seconds if turn else 1.0
+            if name == GRPC:
+                took = asyncio.run(load_grpc(port, calls, connections, seconds))
+            else:
+                took = asyncio.run(load(port, requests, connections, seconds))
+            if turn:  # the first one warms up
                 p50, p99 = np.percentile(took, [50, 99]) * 1e3
                 rounds[name].append((len(took) / args.seconds, float(p50), float(p99)))
-    pairs = list(zip(rounds[OURS], rounds[FLOOR], strict=True))
-    ratios = {OURS: ([a[0] / b[0] for a, b in pairs], [a[2] / b[2] for a, b in pairs]), FLOOR: ([1.0], [1.0])}
-    for name, of_name in rounds.items():
-        rate, p50, p99 = (statistics.median(one) for one in zip(*of_name, strict=True))
-        rates, slower = (statistics.median(one) for one in ratios[name])
-        cells = [workload, instances, concurrency, name, f"{rate:,.0f}", f"{p50:.2f}", f"{p99:.2f}"]
-        print(f"| {' | '.join(map(str, cells))} | {rates:.2f} | {slower:.2f} |", flush=True)
+    floor_rates, _, floor_p99 = (list(one) for one in zip(*rounds[FLOOR], strict=True))
+    for name, runs in rounds.items():
+        rates, p50s, p99s = (list(one) for one in zip(*runs, strict=True))
+        medians = (
+            f"{statistics.median(rates):,.0f}",
+            f"{statistics.median(p50s):.2f}",
+            f"{statistics.median(p99s):.2f}",
+        )
+        ratios = (f"{median_ratio(rates, floor_rates):.2f}", f"{median_ratio(p99s, floor_p99):.2f}")
+        print(table_row((args.workload, instances, connections, name, *medians, *ratios)), flush=True)
+    rates, _, p99s = (list(one) for one in zip(*rounds[OURS], strict=True))
     return {
-        "requests_per_s": [round(one[0]) for one in rounds[OURS]],
-        "floor_requests_per_s": [round(one[0]) for one in rounds[FLOOR]],
-        "p99_ms": [round(one[2], 3) for one in rounds[OURS]],
-        "ratio": [round(one, 3) for one in ratios[OURS][0]],
-        "p99_ratio": [round(one, 3) for one in ratios[OURS][1]],
+        "requests_per_s": [round(one) for one in rates],
+        "floor_requests_per_s": [round(one) for one in floor_rates],
+        "p99_ms": [round(one, 3) for one in p99s],
+        "ratio": [round(a / b, 3) for a, b in zip(rates, floor_rates, strict=True)],
+        "p99_ratio": [round(a / b, 3) for a, b in zip(p99s, floor_p99, strict=True)],
+        **({} if LOGGED not in rounds else _against(rounds[LOGGED], rounds[OURS])),
+        "grpc_to_http": [round(a[0] / b[0], 3) for a, b in zip(rounds[GRPC], rounds[OURS], strict=True)],
+    }
+
+
+def _against(logged: list[tuple[float, float, float]], plain: list[tuple[float, float, float]]) -> dict[str, Any]:
+    return {
+        "log_ratio": [round(a[0] / b[0], 3) for a, b in zip(logged, plain, strict=True)],
+        "log_p99_ratio": [round(a[2] / b[2], 3) for a, b in zip(logged, plain, strict=True)],
     }
 
 
 def graphs(workload: str) -> None:
-    """How long a prediction's graph takes: called as it is, and compiled by XLA."""
+    """Prints how long a prediction's graph takes: called as it is, and compiled by XLA."""
+    load_tensorflow(1)
     import tensorflow as tf
 
     from streamtrain.serve.graph import Graph
-    from streamtrain.store.origin import Weights
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    made = model(WORKLOADS[workload])
-    graph = Graph(made)
-    dense = made.dense.flatten([weight.numpy() for weight in made.keras.trainable_variables])
-    tensors = graph.tensors(Weights(dense, np.empty(0, np.float32)))
+    model = WORKLOADS[workload].model()
+    graph = Graph(model)
+    tensors = graph.tensors(first_weights(model))
     compiled = tf.function(graph.function, jit_compile=True)
     for size in (1, 512):
         matrix = tf.random.normal([size, graph.columns])
         calls = {"plain": lambda m=matrix: graph.call(tensors, m), "xla": lambda m=matrix: compiled(tensors, m)}
-        took = {}
-        for name, call in calls.items():
-            took[name] = min(_time(call) for _ in range(20))
-        print(f"graph {workload}, {size} instances: " + ", ".join(f"{n} {s * 1e6:.0f} us" for n, s in took.items()))
+        took = {name: min(_mean_seconds(call) for _ in range(20)) for name, call in calls.items()}
+        print(f"graph {workload}, {size} instances: " + ", ".join(f"{n} {s * 1e6:.0f} µs" for n, s in took.items()))
 
 
-def _time(call: Any, repeats: int = 50) -> float:
+def _mean_seconds(call: Any, repeats: int = 50) -> float:
     began = time.perf_counter()
     for _ in range(repeats):
         call().numpy()
@@ -172,34 +237,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workload", choices=WORKLOADS, default="w1")
     parser.add_argument("--rows", type=int, default=200_000, help="of the table")
-    parser.add_argument("--instances", type=int, nargs="+", default=[1, 512], help="per request")
+    parser.add_argument("--instances", type=int, nargs="+", default=[1, 512], help="of a request")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16], help="connections")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--patience", type=float, default=300.0, help="seconds within which servers are up")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds within which servers must start")
+    parser.add_argument("--log", action="store_true", help="also with a log of impressions in Kafka")
     parser.add_argument("--graph", action="store_true", help="time the graph alone instead")
     args = parser.parse_args()
     if args.graph:
         graphs(args.workload)
         return
+    with ExitStack() as stack:
+        run(args, stack)
+
+
+def run(args: argparse.Namespace, stack: ExitStack) -> None:
+    """Starts the servers, and compares them."""
     context = multiprocessing.get_context("spawn")
-    processes, ports = [], {}
-    for name, target, given in ((FLOOR, floor, ()), (OURS, ours, (args.workload, args.rows))):
+    servers: list[tuple[str, Any, tuple[Any, ...]]] = [(FLOOR, floor, ()), (OURS, ours, (args.workload, args.rows))]
+    if args.log:
+        data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        broker = stack.enter_context(Broker(resolve(), data=data))
+        servers.append((LOGGED, ours, (args.workload, args.rows, f"kafka://{broker.servers}/impressions")))
+    processes: dict[str, Any] = {}
+    ports: dict[str, int] = {}
+    for name, target, given in servers:
         mine, theirs = context.Pipe()
-        processes.append(context.Process(target=target, args=(theirs, *given), daemon=True))
-        processes[-1].start()
+        processes[name] = context.Process(target=target, args=(theirs, *given), daemon=True)
+        processes[name].start()
         if not mine.poll(args.patience):
-            sys.exit(f"{name} does not start")
-        ports[name] = mine.recv()
-    print("| workload | instances | connections | server | requests/s | p50 ms | p99 ms | rate | p99 |")
-    print("|---|---|---|---|---|---|---|---|---|")
+            sys.exit(f"{name}: not started within {args.patience:g} s")
+        ports |= mine.recv()
+    names = ("server", "requests/s", "p50 ms", "p99 ms", "rate / empty", "p99 / empty")
+    print(table_header(("workload", "instances", "connections", *names)))
     done = {
-        f"{instances} by {concurrency}": compare(ports, args.workload, instances, concurrency, args)
+        f"{instances} by {concurrency}": compare(ports, instances, concurrency, args)
         for instances in args.instances
         for concurrency in args.concurrency
     }
-    mb = {name: pss_mb(process.pid or 0) for name, process in zip(ports, processes, strict=True)}
-    for process in processes:
+    mb = {name: pss_mb(process.pid or 0) for name, process in processes.items()}
+    for process in processes.values():
         process.terminate()
         process.join()
     print(json.dumps({"workload": args.workload, "rows": args.rows, "memory_mb": mb[OURS], "by_load": done}))

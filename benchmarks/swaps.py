@@ -1,13 +1,15 @@
-"""Swaps of versions while clients ask as fast as they can: make bench-swaps.
+"""Do swaps of versions disturb clients that request predictions as fast as they can? make bench-swaps.
 
     python benchmarks/swaps.py
 
-One serving process, Valkey, and a model whose dense bias and rows both tell the publication they are of, so that an
-answer that mixes two is known for one. The head moves on all the time. For some seconds nothing else happens; then
-versions are promoted and rolled back over HTTP, at random, resident ones and ones that have to be loaded. Every answer
-is checked. Then, without load, versions of many rows that are in Redis only are promoted, and rolled back from.
-Prints tables of how long answers (medians of rounds) and swaps took, and a line of JSON; ends with 1 if an answer
-failed or was mixed.
+One serving process, Valkey, and a model whose dense bias and rows both tell the publication they are of, so that a
+prediction that mixes two is detected. The head advances all the time. Every round first measures some seconds without
+swaps; then versions are promoted and rolled back over HTTP, at random, loaded ones and ones that have to be loaded.
+Every response is checked. Then, without load, versions of many rows that are in Redis only are promoted and rolled
+back.
+
+Prints tables of how long responses (medians of the rounds) and swaps took, and a line of JSON; exits with 1 if a
+request failed or a prediction was mixed.
 """
 
 import argparse
@@ -17,114 +19,196 @@ import json
 import random
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import cluster
 import numpy as np
-from asking import Connection, status_of
-from head import Head, Moving
-from processes import HERE, Processes, Usage, end_in_order
-from versioned import USERS, prediction_of
+from harness.client import Connection, is_ready
+from harness.figures import median_ratio, percentiles, table
+from harness.models import KEYS, USERS, WIDTH, location, versioned, versioned_prediction, versioned_weights
+from harness.processes import Processes, Usage, exit_on_sigterm, free_ports
 
-from streamtrain.console import load_tensorflow
+from streamtrain._core import hash_integers
+from streamtrain.cli.terminal import load_tensorflow
 from streamtrain.embedded.valkey import Valkey
+from streamtrain.model.spec import Spec
+from streamtrain.store.publication import Publication, RowChange
+from streamtrain.store.redis.dictionary import RedisDictionaries
+from streamtrain.store.redis.layout import TableSize
+from streamtrain.store.redis.model import RedisModel
+from streamtrain.store.redis.server import RedisServer
+from streamtrain.store.redis.versions import RedisVersions
 
 TOKEN = "token"
 PATH = "/v1/models/model"
 VERSIONS = (1, 2, 3, 4)
-TELL_SECONDS = 0.25
+REPORT_SECONDS = 0.25
+PART = 1 << 15
+
+
+class Head:
+    """The head of `versioned` in Redis. All that publication n predicts tells n.
+
+    Args:
+        url: of the server.
+        name: of the model in Redis.
+        rows: of its table, in addition to those that are requested.
+    """
+
+    def __init__(self, url: str, name: str, rows: int) -> None:
+        self._server = RedisServer(url, timeout=60)
+        place = RedisModel(self._server, name)
+        self._dictionaries, self._versions = RedisDictionaries(place), RedisVersions(place)
+        self._rows, self._name = rows, name
+        self.number = 0
+
+    def publish(self) -> None:
+        """Makes the next publication; the first is a full one."""
+        self.number += 1
+        layout, changes = None, iter([self._requested()])
+        if self.number == 1:
+            sizes = {"user": TableSize(WIDTH, 2 * (self._rows + len(KEYS)))}
+            layout, changes = self._dictionaries.begin(sizes, shards=1), self._all()
+        rows = {"user": self._rows + len(KEYS)}
+        weights = versioned_weights(self.number)
+        part = self._dictionaries.write(self.number, 0, changes, weights, rows=rows, layout=layout)
+        about: dict[str, Any] = {"clock": {0: self.number}, "watermark": time.time(), "published": time.time()}
+        about |= {"dtype": "float32", "rows": rows, "spec": Spec.of(versioned).to_json()}
+        self._dictionaries.commit(Publication(self.number, None, self._name, "run", **about), [part], layout)
+        self._dictionaries.apply(0)
+
+    def _requested(self) -> RowChange:
+        return RowChange("user", KEYS, np.full((len(KEYS), WIDTH), self.number, np.float32), KEYS[:0])
+
+    def _all(self) -> Iterator[RowChange]:
+        yield self._requested()
+        for start in range(0, self._rows, PART):
+            keys = hash_integers(np.arange(start, min(start + PART, self._rows), dtype=np.int64))
+            yield RowChange("user", keys, np.random.default_rng(start).random((len(keys), WIDTH), np.float32), keys[:0])
+
+    def make_version(self) -> int:
+        """Makes a version of the head, and returns its number."""
+        version = self._versions.make("benchmark").version
+        assert version
+        return version
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._server.close()
+
+
+class Advancing:
+    """A thread that publishes every `every` seconds."""
+
+    def __init__(self, head: Head, every: float) -> None:
+        self._head, self._every = head, every
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._error: Exception | None = None
+
+    def __enter__(self) -> "Advancing":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        if self._error:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.wait(self._every):
+                self._head.publish()
+        except Exception as exc:  # raised by __exit__
+            self._error = exc
 
 
 async def load(port: int, connections: int, sizes: list[int]) -> None:
-    """Asks as fast as it can until it is killed; prints what came, as lines of JSON."""
-    told: dict[str, list[Any]] = {"answers": [], "wrong": []}
+    """Requests predictions as fast as it can until it is killed; prints responses as lines of JSON."""
+    found: dict[str, list[Any]] = {"answers": [], "wrong": []}
 
-    async def one(client: int) -> None:
-        connection, size = Connection(port), sizes[client % len(sizes)]
-        body = json.dumps({"instances": [{"user": USERS[(client + i) % len(USERS)]} for i in range(size)]}).encode()
+    async def client(i: int) -> None:
+        connection, size = Connection(port), sizes[i % len(sizes)]
+        body = json.dumps({"instances": [{"user": USERS[(i + j) % len(USERS)]} for j in range(size)]}).encode()
         while True:
             began = time.time()
             try:
-                answer = await connection.post(f"{PATH}:predict", body)
+                response = await connection.post(f"{PATH}:predict", body)
             except (OSError, asyncio.IncompleteReadError) as exc:
-                told["wrong"].append(["failed", repr(exc)])
+                found["wrong"].append(["failed", repr(exc)])
                 connection = Connection(port)
                 continue
-            told["answers"].append([began, time.time() - began, size])
-            if answer.status != 200:
-                told["wrong"].append(["failed", answer.body.decode(errors="replace")])
-            elif answer.predictions != [[prediction_of(answer.publication)]] * size:
-                told["wrong"].append(["mixed", answer.body.decode(errors="replace")])
+            found["answers"].append([began, time.time() - began, size])
+            if response.status != 200:
+                found["wrong"].append(["failed", response.body.decode(errors="replace")])
+            elif response.predictions != [[versioned_prediction(response.publication)]] * size:
+                found["wrong"].append(["mixed", response.body.decode(errors="replace")])
 
-    async def tell() -> None:
+    async def report() -> None:
         while True:
-            await asyncio.sleep(TELL_SECONDS)
-            print(json.dumps(told), flush=True)
-            for values in told.values():
+            await asyncio.sleep(REPORT_SECONDS)
+            print(json.dumps(found), flush=True)
+            for values in found.values():
                 values.clear()
 
-    await asyncio.gather(tell(), *(one(client) for client in range(connections)))
+    await asyncio.gather(report(), *(client(i) for i in range(connections)))
 
 
 class Admin:
-    """Who swaps.
-
-    Args:
-        port: of the serving process.
-    """
+    """Promotes and rolls back over HTTP."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any, float]:
+    def _request(self, method: str, path: str, body: Any = None) -> tuple[int, Any, float]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
         try:
             connection.connect()
             began = time.perf_counter()
             data = None if body is None else json.dumps(body)
             connection.request(method, PATH + path, data, {"authorization": f"Bearer {TOKEN}"})
-            answer = connection.getresponse()
-            text = answer.read()
-            return answer.status, json.loads(text), time.perf_counter() - began
+            response = connection.getresponse()
+            text = response.read()
+            return response.status, json.loads(text), time.perf_counter() - began
         finally:
             connection.close()
 
     def swap(self, version: int | str | None) -> tuple[str, float]:
-        """Promotes a version, or rolls back (None); what kind of swap it was, and its seconds.
+        """Promotes a version, or rolls back (None); the kind of the swap and its seconds.
 
-        "nothing": there was nothing to roll back to.
+        The kind is "nothing" if there was nothing to roll back to.
         """
         if version is None:
-            status, said, seconds = self._ask("POST", ":rollback")
+            status, said, seconds = self._request("POST", ":rollback")
             kind = "rollback" if status == 200 else "nothing"
         else:
-            loaded = [one["version"] for one in self._ask("GET", "")[1]["model_version_status"]]
+            loaded = [one["version"] for one in self._request("GET", "")[1]["model_version_status"]]
             kind = "promote, resident" if str({"head": 0}.get(str(version), version)) in loaded else "promote, loaded"
-            status, said, seconds = self._ask("POST", ":promote", {"version": version})
+            status, said, seconds = self._request("POST", ":promote", {"version": version})
         if status not in (200, 409):
-            raise SystemExit(f"a swap was refused with {status}: {said}")
+            raise SystemExit(f"a swap failed with {status}: {said}")
         return kind, seconds
 
 
-def times(took: list[float]) -> dict[str, float]:
+def times(took: Sequence[float]) -> dict[str, float]:
     """Count, and milliseconds."""
-    values = [round(float(one) * 1e3, 2) for one in np.percentile(took, [50, 99, 100])] if took else [0.0] * 3
-    return {"count": len(took), **dict(zip(("p50_ms", "p99_ms", "max_ms"), values, strict=True))}
+    return {"count": len(took), **{f"{name}_ms": one for name, one in percentiles(took, 1e3).items()}}
 
 
 def under_load(args: argparse.Namespace, processes: Processes, port: int, head: Head) -> dict[str, Any]:
-    """Answers before and during the swaps, and the swaps."""
+    """Responses before and during the swaps, and the swaps."""
     rng, admin = random.Random(0), Admin(port)
     swaps: dict[str, list[float]] = {}
     rounds: list[tuple[float, float, float]] = []
-    sizes = [str(size) for size in args.sizes]
-    command = ["--role", "load", "--port", str(port), "--connections", str(args.connections), "--sizes", *sizes]
-    processes.script("load", "swaps.py", *command)
-    told = processes.readings["load"]
-    with Moving(head, args.every):
-        processes.until(lambda: any(one["answers"] for one in told), "no answers come")
+    options = ("--role", "load", "--port", port, "--connections", args.connections, "--sizes", *args.sizes)
+    processes.script("load", "swaps", *options)
+    printed = processes.readings["load"]
+    with Advancing(head, args.every):
+        processes.wait_until(lambda: any(one["answers"] for one in printed), "no predictions came")
         processes.sleep(args.warmup)
         memory = {"before": processes.memory()["serve"]}
         usage = Usage(processes)
@@ -139,17 +223,17 @@ def under_load(args: argparse.Namespace, processes: Processes, port: int, head: 
             rounds.append((began, middle, time.time()))
         cores = usage.cores()
     memory["during"] = processes.memory()["serve"]
-    processes.sleep(4 * TELL_SECONDS)
+    processes.sleep(4 * REPORT_SECONDS)
     processes.stop("load")
-    answers = [one for line in told for one in line["answers"]]
-    wrong = [one for line in told for one in line["wrong"]]
+    answers = [one for line in printed for one in line["answers"]]
+    wrong = [one for line in printed for one in line["wrong"]]
     phases = {"before": [one[:2] for one in rounds], "during": [one[1:] for one in rounds]}
     of_rounds = {name: [_answers(answers, *span, args.sizes) for span in spans] for name, spans in phases.items()}
-    p99 = [[one["all"]["p99_ms"] for one in of_rounds[name]] for name in phases]
+    p99 = {name: [one["all"]["p99_ms"] for one in of_rounds[name]] for name in phases}
     return {
         "answers": {name: _medians(one) for name, one in of_rounds.items()},
-        "p99_ms_by_round": dict(zip(phases, p99, strict=True)),
-        "ratio_p99": round(statistics.median(during / before for before, during in zip(*p99, strict=True)), 2),
+        "p99_ms_by_round": p99,
+        "ratio_p99": round(median_ratio(p99["during"], p99["before"]), 2),
         "failed": sum(kind == "failed" for kind, _ in wrong),
         "mixed": sum(kind == "mixed" for kind, _ in wrong),
         "wrong": wrong[:3],
@@ -163,7 +247,7 @@ def under_load(args: argparse.Namespace, processes: Processes, port: int, head: 
 
 
 def _answers(answers: list[Any], first: float, last: float, sizes: list[int]) -> dict[str, Any]:
-    """By size of the request, and of all; those that were asked within a time."""
+    """Of requests that were sent between two moments: all of them, and by number of instances."""
     within = [(took, size) for began, took, size in answers if first <= began < last]
     found: dict[str, Any] = {"all": times([took for took, _ in within])}
     found |= {str(size): times([took for took, its in within if its == size]) for size in sorted(set(sizes))}
@@ -177,8 +261,8 @@ def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def large(args: argparse.Namespace, processes: Processes, url: str, port: int) -> dict[str, Any]:
-    """Versions of many rows that are in Redis only, without load."""
+def without_load(args: argparse.Namespace, processes: Processes, url: str, port: int) -> dict[str, Any]:
+    """Versions of many rows that are only in Redis."""
     began, head = time.perf_counter(), Head(url, "large", args.large)
     head.publish()
     full = time.perf_counter() - began
@@ -186,7 +270,7 @@ def large(args: argparse.Namespace, processes: Processes, url: str, port: int) -
     for _ in range(args.large_versions):
         head.publish()
         began = time.perf_counter()
-        head.keep()
+        head.make_version()
         making.append(time.perf_counter() - began)
     head.close()
     began = time.perf_counter()
@@ -197,7 +281,7 @@ def large(args: argparse.Namespace, processes: Processes, url: str, port: int) -
     back: list[float] = []
     again: list[float] = []
     for version in range(1, args.large_versions + 1):
-        # Loaded, back to what was served before, and there again.
+        # Promoted, rolled back to what was served before, and promoted again.
         for into, target in ((loaded, version), (back, None), (again, version)):
             into.append(admin.swap(target)[1])
     return {
@@ -213,46 +297,46 @@ def large(args: argparse.Namespace, processes: Processes, url: str, port: int) -
 
 
 def serve(processes: Processes, name: str, port: int) -> None:
-    """Starts a serving process of a model in Redis, and waits until it serves."""
+    """Starts a serving process of a model in Redis, and waits until it is ready."""
     processes.start(name, "serve", "--listen", f"127.0.0.1:{port}", "--set", f"publish.model={name}")
-    processes.until(lambda: status_of(port, "/healthz/ready") == 200, f"{name} is not ready")
+    processes.wait_until(lambda: is_ready(port), f"{name} was not ready")
 
 
 def measure(args: argparse.Namespace, processes: Processes, stack: ExitStack) -> dict[str, Any]:
-    """All of it."""
+    """Everything."""
     load_tensorflow(1)
     store = stack.enter_context(Valkey())
     processes.watch("valkey", store.pid)
-    ports = cluster.free_ports(2)
+    ports = free_ports(2)
     groups: dict[str, dict[str, Any]] = {"publish": {"url": store.url, "every": args.every}}
-    processes.settings(groups | {"serve": {"admin_token": TOKEN}}, model=f"{HERE / 'versioned.py'}:model")
+    processes.settings(groups | {"serve": {"admin_token": TOKEN}}, model=location("versioned"))
     head = Head(store.url, "serve", args.rows)
     stack.callback(head.close)
     for version in VERSIONS:
         head.publish()
-        assert head.keep() == version
+        assert head.make_version() == version
     serve(processes, "serve", ports[0])
     done = under_load(args, processes, ports[0], head)
     processes.stop("serve")
     return {
         **{name: getattr(args, name) for name in ("rows", "connections", "sizes", "every", "gap")},
         **done,
-        "large": large(args, processes, store.url, ports[1]) if args.large else None,
+        "large": without_load(args, processes, store.url, ports[1]) if args.large else None,
     }
 
 
 def tables(done: dict[str, Any]) -> str:
-    """The figures, for people."""
-    lines = ["| answers | instances | per s | p50 ms | p99 ms | max ms |", "|---|---|---|---|---|---|"]
-    for phase, by_size in done["answers"].items():
-        for size, one in by_size.items():
-            lines.append(
-                f"| {phase} | {size} | {one['per_s']:,.0f} | {one['p50_ms']} | {one['p99_ms']} | {one['max_ms']} |"
-            )
-    lines += ["", "| swaps | count | p50 ms | p99 ms | max ms |", "|---|---|---|---|---|"]
-    for kind, one in done["swaps"].items():
-        lines.append(f"| {kind} | {one['count']} | {one['p50_ms']} | {one['p99_ms']} | {one['max_ms']} |")
-    lines += ["", f"{done['checked']:,} answers: {done['failed']} failed, {done['mixed']} mixed"]
+    """The figures as Markdown."""
+    names = ("p50_ms", "p99_ms", "max_ms")
+    answers = [
+        (phase, size, f"{one['per_s']:,.0f}", *(one[name] for name in names))
+        for phase, by_size in done["answers"].items()
+        for size, one in by_size.items()
+    ]
+    swaps = [(kind, one["count"], *(one[name] for name in names)) for kind, one in done["swaps"].items()]
+    lines = [table(("responses", "instances", "per s", "p50 ms", "p99 ms", "max ms"), answers), ""]
+    lines += [table(("swaps", "count", "p50 ms", "p99 ms", "max ms"), swaps), ""]
+    lines.append(f"{done['checked']:,} responses: {done['failed']} failed, {done['mixed']} mixed")
     lines.append(f"p99 during / before: {done['ratio_p99']}")
     if done["large"]:
         lines.append("without load: " + ", ".join(f"{name} {value:,}" for name, value in done["large"].items()))
@@ -263,25 +347,25 @@ def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--swaps", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=4, help="of asking without swaps, then with a part of them")
+    parser.add_argument("--rounds", type=int, default=4, help="that the swaps are divided among")
     parser.add_argument("--gap", type=float, default=0.1, help="seconds between two swaps")
     parser.add_argument("--rows", type=int, default=100_000, help="of each version that is swapped under load")
-    parser.add_argument("--connections", type=int, default=16, help="that each ask one after another")
+    parser.add_argument("--connections", type=int, default=16, help="each with one request in flight")
     parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[1, 1, 1, 40], help="instances, of connections in turns"
+        "--sizes", type=int, nargs="+", default=[1, 1, 1, 40], help="instances per request, of connections in turns"
     )
     parser.add_argument("--every", type=float, default=0.5, help="seconds between publications of the head")
     parser.add_argument("--warmup", type=float, default=3.0, help="seconds")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of asking before the swaps, in each round")
-    parser.add_argument("--large", type=int, default=1_000_000, help="rows of versions promoted without load; 0: none")
+    parser.add_argument("--seconds", type=float, default=10.0, help="without swaps, in each round")
+    parser.add_argument("--large", type=int, default=1_000_000, help="rows of versions swapped without load; 0: none")
     parser.add_argument("--large-versions", type=int, default=3)
-    parser.add_argument("--role", choices=["load"], help="of a process that asks")
-    parser.add_argument("--port", type=int)
+    parser.add_argument("--role", choices=["load"], help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role:
         asyncio.run(load(args.port, args.connections, args.sizes))
         return
-    end_in_order()
+    exit_on_sigterm()
     with ExitStack() as stack:
         processes = stack.enter_context(Processes())
         done = measure(args, processes, stack)

@@ -1,7 +1,7 @@
 """Attention over a user's history: a small Deep Interest Network (Zhou et al. 2018).
 
-The history's items and the candidate share one embedding table, and so does what they learn. `combiner=None` gives the
-graph the sequence, padded to `max_length`, and a mask.
+The items of the history and the candidate share one embedding table. With `combiner=None`, the graph receives the
+sequence, padded to `max_length`, and a mask.
 """
 
 import keras
@@ -40,6 +40,4 @@ def graph(inputs):
     return keras.layers.Dense(1, activation="sigmoid")(x)
 
 
-model = st.Model(
-    schema, graph, embedding_optimizer=st.RowWiseAdagrad(0.05), dense_optimizer=st.Adam(1e-3), name="sequence"
-)
+model = st.Model(schema, graph, embedding_optimizer=st.RowWiseAdagrad(), name="sequence")

@@ -1,7 +1,7 @@
-"""Wide & deep (Cheng et al. 2016): one weight per id and cross beside a network over embeddings and numbers.
+"""Wide & deep (Cheng et al. 2016): one weight per id and cross, next to a network over embeddings and numbers.
 
-Two tasks on one sample: whether an ad was clicked and, where it was, whether something was bought. The second label is
-optional: a sample without it still teaches the first.
+Each sample has two tasks: whether an ad was clicked and, if so, whether something was bought. The second label is
+optional: the model learns the first task from samples without it.
 """
 
 import keras
@@ -39,8 +39,6 @@ model = st.Model(
     schema,
     graph,
     loss="binary_crossentropy",
-    embedding_optimizer=st.Adagrad(0.05),
-    dense_optimizer=st.Adam(1e-3),
     loss_weights={"purchase": 2.0},
     name="wide-deep",
 )

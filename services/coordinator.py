@@ -1,4 +1,4 @@
-"""The process of the coordinator, for containers and schedulers: `streamtrain coordinator`, set by environment or file.
+"""The coordinator process, for containers and schedulers: `streamtrain coordinator`, configured by environment or file.
 
 STREAMTRAIN_PS__ADDRESSES=ps-0:2222 STREAMTRAIN_COORDINATOR__ADDRESS=coordinator:2220 python services/coordinator.py
 """

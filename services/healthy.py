@@ -1,4 +1,4 @@
-"""Whether a process answers, for the health checks of containers: exit code 0 if it does.
+"""Health check of a container: the exit code is 0 if the process answers.
 
 python services/healthy.py http://127.0.0.1:9100/metrics
 python services/healthy.py tcp://127.0.0.1:2220
@@ -13,7 +13,7 @@ SECONDS = 5.0
 
 
 def main(url: str) -> None:
-    """Asks once, and around any proxy, as what is asked is of this machine; tcp:// is only knocked at."""
+    """Requests an http:// URL once, without a proxy; only connects to a tcp:// one."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     parts = urlsplit(url)
     try:
@@ -21,7 +21,7 @@ def main(url: str) -> None:
             socket.create_connection((parts.hostname, parts.port), SECONDS).close()
         else:
             direct.open(url, timeout=SECONDS).close()
-    except OSError as exc:  # urllib's errors are of it, a status of 400 or more among them
+    except OSError as exc:  # includes urllib's errors, such as a status of 400 or more
         sys.exit(f"{url}: {exc}")
 
 

@@ -1,4 +1,4 @@
-"""The process of a parameter server, for containers and schedulers: `streamtrain ps`, set by environment or file.
+"""A parameter server process, for containers and schedulers: `streamtrain ps`, configured by environment or file.
 
 STREAMTRAIN_PS__ADDRESSES=ps-0:2222,ps-1:2222 python services/ps.py --index 0
 TF_CONFIG='{"cluster": {"ps": […], "worker": […]}, "task": {"type": "ps", "index": 0}}' python services/ps.py

@@ -1,4 +1,4 @@
-"""The process that serves predictions, for containers and schedulers: `streamtrain serve`, set by environment or file.
+"""A serving process, for containers and schedulers: `streamtrain serve`, configured by environment or file.
 
 STREAMTRAIN_PUBLISH__URL=redis://redis:6379 python services/serving.py --model model.py:model --listen 0.0.0.0:8501
 """

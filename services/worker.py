@@ -1,4 +1,4 @@
-"""The process of a worker, for containers and schedulers: `streamtrain worker`, set by environment or file.
+"""A worker process, for containers and schedulers: `streamtrain worker`, configured by environment or file.
 
 STREAMTRAIN_PS__ADDRESSES=ps-0:2222,ps-1:2222 python services/worker.py --model model.py:model --topic clicks
 """

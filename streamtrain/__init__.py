@@ -12,12 +12,14 @@ from streamtrain.errors import (
 from streamtrain.learner import Learned, Learner
 from streamtrain.model.batch import Batch
 from streamtrain.model.features import Categorical, Constant, Cross, Label, Numeric, Uniform
-from streamtrain.model.load import load_model
+from streamtrain.model.loader import load_model
 from streamtrain.model.model import Model
 from streamtrain.model.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from streamtrain.model.samples import REASONS
 from streamtrain.model.schema import Schema
 from streamtrain.train.progressive import Metrics, ProgressiveValidation
+
+__version__ = "0.1.0"
 
 __all__ = [
     "FTRL",

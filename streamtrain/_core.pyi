@@ -9,6 +9,9 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+ARCH: str
+"""What this build is for: "x86-64-v2" or "x86-64-v3", as the processor is; elsewhere the machine's name."""
+
 # hash
 def hash_bytes(text: bytes) -> int: ...
 def hash_integers(ids: NDArray[np.int64] | NDArray[np.uint64], /) -> NDArray[np.uint64]: ...
@@ -19,6 +22,8 @@ def cross_ragged(
     """Cross ragged columns sample by sample: keys, offsets [n + 1], and which samples have too many combinations."""
 
 def shards_of(keys: NDArray[np.uint64], shards: int, /) -> NDArray[np.uint32]: ...
+def keys_at(places: NDArray[np.uint64], /) -> NDArray[np.uint64]:
+    """Keys at some places of hash tables, which differ from process to process: for tests of keys that collide."""
 
 # decoder
 
@@ -102,6 +107,7 @@ class Decoder:
         weight: str | None,
         max_message_bytes: int = 1 << 20,
         max_id_bytes: int = 256,
+        max_ids: int = 10_000,
         max_depth: int = 32,
     ) -> None: ...
     def decode(self, messages: Sequence[bytes], with_labels: bool = True) -> Columns: ...
@@ -109,7 +115,7 @@ class Decoder:
 # plan
 @final
 class Planner:
-    """Makes plans; not thread-safe.
+    """Makes plans. Thread-safe, but threads that share one take turns.
 
     `features` are (table, combiner "sum", "mean", "sqrtn" or "none", max_length) and `dims` the row width by table.
     """
@@ -147,6 +153,9 @@ class Plan:
     def counts(self, table: int, /) -> NDArray[np.uint32]: ...
     def times(self, table: int, /) -> NDArray[np.uint32]: ...
     def shard_starts(self, table: int, /) -> NDArray[np.int64]: ...
+    def common(self, other: Plan, table: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows of a table that stand for the same keys: in this plan, and in another one."""
+
     def pool(self, rows: NDArray[np.float32], extra_columns: int = 0) -> NDArray[np.float32]:
         """Matrix [samples, width + extra_columns] of flat rows; the extra columns, on the right, are not set."""
 
@@ -154,6 +163,49 @@ class Plan:
         """Flat gradients of the unique rows from that of the matrix [samples, width or more].
 
         Columns beyond the width are of no concern, as `extra_columns` are.
+        """
+
+@final
+class MicroPlan:
+    """The steps of a batch that is learned in micro-batches; see `_native/micro.h`.
+
+    `groups` are the tables whose rows lie in one matrix; each table is in one. Widths must be at least `width(group)`.
+    """
+
+    def __init__(self, plan: Plan, size: int, groups: Sequence[Sequence[int]]) -> None: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def lengths(self) -> list[tuple[bool, int]]:
+        """By feature: whether every sample has exactly one id, and the most ids of a step."""
+    def rows(self, group: int) -> int: ...
+    def width(self, group: int) -> int:
+        """Most different rows of a step."""
+    def index(self, group: int, steps: int, width: int, none: int) -> NDArray[np.int32]:
+        """[steps, width]: the rows of each step; `none` where there are no more."""
+    def live(self, group: int, steps: int, width: int, awaited: NDArray[np.uint8] | None) -> NDArray[np.float32]:
+        """[steps, width]: 1 where there is a row whose gradient will be applied.
+
+        `awaited`: by row, how many occurrences it takes until then, as of `Table.pull_state`; None: none.
+        """
+    def occurrences(
+        self, group: int, steps: int, kinds: Sequence[tuple[Literal["single", "list", "sequence"], int]], none: int
+    ) -> NDArray[np.int32]:
+        """[steps, sum of slots]: positions of ids among a step's rows, feature by feature; `none` for the rest.
+
+        `kinds`: of each feature of the group, and its slots: how many positions it has in a step.
+        """
+    def segments(self, feature: int, steps: int, slots: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Of a pooled list: the sample of each position [steps, slots], and factors of the samples' sums [steps, size].
+
+        Positions that there are no ids for have the size in place of a sample.
+        """
+    def order(self, group: int, width: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
+        """What puts entries in the order of the rows, and those of a row in the order of the steps.
+
+        Returns:
+            positions [e] of entries in [steps * width]; how many there are of each row [rows]; by position the
+            occurrences of the row in the step [e].
         """
 
 def merge_rows(
@@ -200,7 +252,8 @@ def widen(
 class Lane:
     """Messages to and from another process of this machine, through memory that both have mapped.
 
-    Each side may read in one thread and write in several.
+    Each side may read in one thread and write in several. Who waits looks for signals now and then. A message
+    that is given up in the middle, in time or for a signal, closes the lane.
     """
 
     @staticmethod
@@ -214,13 +267,30 @@ class Lane:
     @property
     def nonce(self) -> bytes:
         """16 bytes that nobody else can know."""
-    def write(self, data: bytes) -> bool:
-        """Writes a message, once there is room; False: the lane is closed."""
-    def read(self, limit: int) -> bytes | None:
-        """Waits for the next message; None: the lane is closed.
+    def write(self, data: bytes, seconds: float = ...) -> bool:
+        """Writes a message, once there is room; False: the lane is closed.
+
+        Args:
+            data: the message.
+            seconds: in which the other side may do nothing at all; infinite if not given.
 
         Raises:
+            TimeoutError: it has done nothing for so long.
+            ValueError: it has damaged the lane.
+        """
+    def try_write(self, data: bytes) -> bool:
+        """Writes a message if that takes no waiting; False: it does, or the lane is closed. Errors as of `write`."""
+    def read(self, limit: int, seconds: float = ...) -> bytes | None:
+        """Waits for the next message; None: the lane is closed.
+
+        Args:
+            limit: bytes of a message.
+            seconds: as of `write`.
+
+        Raises:
+            TimeoutError: the other side has done nothing for so long.
             ValueError: the message has more than `limit` bytes, or the other side has damaged the lane.
+            RuntimeError: another thread is reading.
         """
     def close(self) -> None:
         """Ends what this side waits for. The other side does not notice."""
@@ -302,6 +372,23 @@ class DenseVector:
     def steps(self) -> float:
         """Adam's number of updates; 0 of other optimizers."""
 
+    def pull_state(self, values: NDArray[np.float32], slots: NDArray[np.float32]) -> float:
+        """Copies the values [size] and the slots [number of slots, size] as of one moment; gives the steps."""
+
+    def change(
+        self, by: NDArray[np.float32], added: NDArray[np.float32], decay: NDArray[np.float32], steps: float
+    ) -> bool:
+        """What several updates made elsewhere come to: values += by, slots = decay * slots + added.
+
+        One that is not finite changes nothing and gives False.
+
+        Args:
+            by: [size].
+            added: [number of slots, size].
+            decay: [number of slots], 0 to 1.
+            steps: number of updates.
+        """
+
     def apply(self, gradient: NDArray[np.float32], rate: float | None = None) -> bool:
         """Update once; a gradient that is not finite changes nothing and gives False."""
 
@@ -311,6 +398,9 @@ class DenseVector:
 OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Init = Literal["uniform", "constant"]
+
+def state_size(optimizer: OptimizerName, dim: int) -> int:
+    """Floats of optimizer state that a row of a width carries."""
 
 def birth(
     keys: NDArray[np.uint64],
@@ -400,6 +490,14 @@ class Table:
     def __len__(self) -> int: ...
     def stats(self) -> dict[str, int]: ...
     def pull(self, keys: NDArray[np.uint64], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]: ...
+    def pull_state(
+        self, keys: NDArray[np.uint64], out: NDArray[np.float32] | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+        """Rows with their optimizer state [n, dim + state_size], as a gradient would find them; what keys await [n].
+
+        That is how many occurrences a key needs until its gradients are applied (`min_count`); 0: none.
+        """
+
     def push(
         self,
         keys: NDArray[np.uint64],
@@ -407,7 +505,18 @@ class Table:
         counts: NDArray[np.uint32],
         times: NDArray[np.uint32],
         rate: float | None = None,
-    ) -> PushResult: ...
+        repeats: NDArray[np.uint32] | None = None,
+    ) -> PushResult:
+        """Applies gradients to rows.
+
+        Args:
+            keys: [n], unique.
+            gradients: [n, dim]; with `repeats` [sum of these, dim], those of a key one after another in their order.
+            counts: by gradient, the occurrences it stands for.
+            times: [n], seconds.
+            rate: replaces the table's own.
+            repeats: [n], number of gradients of each key; None: one.
+        """
     def load(
         self,
         keys: NDArray[np.uint64],

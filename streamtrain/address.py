@@ -1,17 +1,49 @@
-"""Addresses of processes as people write them."""
+"""Addresses, host names and ports; and URLs without their secrets."""
 
 import ipaddress
 import random
 import re
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from streamtrain.errors import ConfigError
 
+_random = random.SystemRandom()  # independent of random.seed()
 _UNIX = "unix:"
+_SHORTEST_SECRET = 4
 _NAME = re.compile(r"(?!\d+\Z)[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
-_LONGEST_PATH = 107  # what the kernel's sockaddr_un holds beside the terminating zero
+_LONGEST_PATH = 107  # bytes of sockaddr_un, without the terminating zero
+
+MASK = "***"
+"""Replaces secrets in output."""
+
+_URL = re.compile(r"""(?<=://)[^\s"'<>\\]+""")
+_PARAMETER = re.compile(r"([?&;#][^=?&;#]*=)[^&;#]*|(?<=[?&;])[^=?&;#]+")
+
+
+def redacted(text: str) -> str:
+    """Masks the secrets of all URLs in a text: credentials before an @, and values after a "?" or "#".
+
+    >>> redacted("cannot write s3://key:secret@bucket/x?token=abc&expires=9")
+    'cannot write s3://***@bucket/x?token=***&expires=***'
+    """
+    return _URL.sub(lambda match: _redact(match[0]), text) if "://" in text else text
+
+
+def _redact(rest: str) -> str:
+    _, at, location = rest.rpartition("@")
+    return (MASK + at if at else "") + _PARAMETER.sub(lambda match: (match[1] or "") + MASK, location)
+
+
+def secrets_of(url: str) -> set[str]:
+    """The secrets of a URL, quoted and unquoted, to mask in messages of libraries; very short ones are skipped."""
+    credentials, _, location = url.partition("://")[2].rpartition("@")
+    values = [match[0].rpartition("=")[2] for match in _PARAMETER.finditer(location)]
+    secrets = {credentials, *credentials.split(":"), *values}
+    return {form for secret in secrets for form in (secret, unquote(secret)) if len(form) >= _SHORTEST_SECRET}
 
 
 @dataclass(frozen=True)
@@ -20,8 +52,8 @@ class Address:
 
     Attributes:
         host: name, IPv4 address or IPv6 address without brackets, in lower case; "" for a socket.
-        port: 0 to 65535; 0 for a socket, and for a port that the system is to choose.
-        path: of the socket; "" for TCP.
+        port: 0 to 65535; 0 for a socket, and for a free port chosen by the system.
+        path: path of the socket; "" for TCP.
     """
 
     host: str = ""
@@ -30,7 +62,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether nothing said to it leaves the machine: a socket, 127.0.0.0/8, ::1 or localhost."""
+        """Whether it is on this machine: a Unix socket, 127.0.0.0/8, ::1 or localhost."""
         if self.path or self.host == "localhost":
             return True
         try:
@@ -45,15 +77,15 @@ class Address:
 
 
 def parse_address(text: str, name: str, *, any_port: bool = False) -> Address:
-    """Reads "host:port", "[ipv6]:port" or "unix:path".
+    """Parses "host:port", "[ipv6]:port" or "unix:path".
 
     Args:
         text: the address.
-        name: what is being set, for the error.
-        any_port: whether port 0, a free port of the system's choice, is an address.
+        name: name of the setting, for errors.
+        any_port: whether port 0, a free port chosen by the system, is allowed.
 
     Raises:
-        ConfigError: text is none of these.
+        ConfigError: text is not an address.
 
     >>> parse_address("[::1]:7000", "listen").is_local
     True
@@ -90,7 +122,7 @@ def _is_ipv6(host: str) -> bool:
 
 
 def _is_name_or_ipv4(host: str) -> bool:
-    if re.fullmatch(r"[0-9.]+", host):  # looks like numbers, so it must be the four of an address
+    if re.fullmatch(r"[0-9.]+", host):  # digits and dots only: an IPv4 address or nothing
         try:
             ipaddress.IPv4Address(host)
         except ValueError:
@@ -99,24 +131,90 @@ def _is_name_or_ipv4(host: str) -> bool:
     return _NAME.fullmatch(host) is not None
 
 
-def free_port(wanted: int | None = None) -> int:
-    """A port of 127.0.0.1 that nobody has at the moment: the wanted one, or any other.
+class Hosts:
+    """Allowed host names of an HTTP endpoint, so that pages of other sites cannot reach it through a browser.
 
-    Others are below those that the system gives to clients: one that knocks at a closed port of those may reach itself.
+    A page can resolve its own name to a loopback address (DNS rebinding) or send requests blindly, but it cannot send
+    another Host than its name, nor omit its Origin. IP addresses and localhost are always allowed.
+
+    Args:
+        listen: address that the endpoint binds; None: unknown.
+        names: allowed names: "ads.example.org", "*.example.org", or "*" for any. If empty, any name is allowed unless
+            the endpoint binds a loopback address.
+
+    Raises:
+        ConfigError: a name is invalid.
+
+    >>> Hosts("127.0.0.1:8501").allows("evil.example")
+    False
+    """
+
+    def __init__(self, listen: str | None = None, names: Iterable[str] = ()) -> None:
+        names = tuple(names)
+        for name in names:
+            if not isinstance(name, str) or (name != "*" and not _NAME.fullmatch(name.removeprefix("*."))):
+                raise ConfigError(
+                    f'hosts must be a name such as "ads.example.org", "*.example.org" or "*", not {name!r}'
+                )
+        self._names = tuple(name.lower() for name in names)
+        address = parse_address(listen, "listen", any_port=True) if listen else None
+        self._own = address.host if address else ""
+        self._any = "*" in self._names or not (self._names or (address and address.is_local))
+
+    def allows(self, host: str) -> bool:
+        """Whether a Host header is allowed, with or without a port."""
+        if self._any:
+            return True
+        name = _strip_port(host)
+        return name in (self._own, "localhost") or name.endswith(".localhost") or _is_ip(name) or self._has(name)
+
+    def allows_origin(self, origin: str, host: str) -> bool:
+        """Whether an Origin header is allowed with a Host header: the endpoint's own, or one of an allowed name."""
+        scheme, _, site = origin.lower().partition("://")
+        port = {"http": ":80", "https": ":443"}.get(scheme)
+        if port is None or not site:
+            return False
+        return site.removesuffix(port) == host.lower().removesuffix(port) or self._has(_strip_port(site))
+
+    def _has(self, name: str) -> bool:
+        return any(
+            name == allowed or (allowed.startswith("*.") and name.endswith(allowed[1:])) for allowed in self._names
+        )
+
+
+def _strip_port(text: str) -> str:
+    """A host without port and brackets, in lower case."""
+    host, _, port = text.rpartition(":")
+    name = host if host and port.isdigit() and (host.endswith("]") or ":" not in host) else text
+    return name.removeprefix("[").removesuffix("]").removesuffix(".").lower()
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def free_port(wanted: int | None = None) -> int:
+    """A free port of 127.0.0.1: the wanted one if it is free, else any.
+
+    It is below the ports that the system gives to clients, where a client could connect to itself.
     """
     while True:
-        port, wanted = wanted or random.randint(20000, 32000), None
+        port, wanted = wanted or _random.randint(20000, 32000), None
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return port
 
 
-def check_free(host: str, port: int, whose: str) -> None:
-    """Whether a port can be listened at.
+def check_free(host: str, port: int, name: str) -> None:
+    """Checks that a port can be bound.
 
     Raises:
-        ConfigError: it cannot; names the port and `whose` it was to be.
+        ConfigError: it cannot; the message contains the port and the name of its setting.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -124,4 +222,4 @@ def check_free(host: str, port: int, whose: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as exc:
-            raise ConfigError(f"port {port} of {host} cannot be had for {whose}, choose another: {exc}") from exc
+            raise ConfigError(f"cannot bind {host}:{port} ({name}), choose another port: {exc}") from exc

@@ -1,28 +1,35 @@
 """The error tree, sorted by what the caller does next.
 
 StreamtrainError
-├── ConfigError         a schema, model file or option is wrong: stop and mend it; the message names the key
+├── ConfigError         a schema, model file or option is invalid: stop and fix it; the message names the key
 ├── SampleError         a sample cannot be used: dead-letter it; carries its index, reason and field
-├── TooManyBadSamples   the stream is broken rather than a sample: stop
+├── TooManyBadSamples   the stream itself is broken, not single samples: stop
 ├── SourceError         a stream cannot be read or written
-│   ├── SourceUnavailable   its service does not answer: try again
-│   ├── SourceRefused       credentials, topic or group are refused: stop and mend it
-│   │   └── TopicMissing    there is no such topic: create it, or wait for it
-│   ├── OffsetGone          messages are deleted that have not been learned: skip them, or stop
+│   ├── SourceUnavailable   its service does not respond: retry
+│   ├── SourceRefused       credentials, topic or group are refused: stop and fix it
+│   │   └── TopicMissing    the topic does not exist: create it, or wait for it
+│   ├── OffsetGone          messages were deleted before they were learned: skip them, or stop
 │   └── WriteFailed         a message cannot be written
 ├── CheckpointError     a checkpoint cannot be written or read
-│   └── CheckpointCorrupt   a file of it is damaged or missing: use the epoch before
+│   └── CheckpointCorrupt   a file of it is damaged or missing: use the previous epoch
 ├── PublicationError    a published model cannot be used
-│   ├── OriginUnavailable   what keeps it does not answer: try again
-│   ├── PublicationCorrupt  it is damaged, incomplete or gone: use another
-│   ├── NothingBefore       nothing that was served before is there: name what to serve
-│   └── Superseded          what is served is not what was to be replaced, any more: look again
-└── ShardError          a shard cannot do what it is asked
-    ├── ShardUnavailable    it cannot be reached, or is not ready yet: try again
-    ├── ShardRefused        the request does not fit the shard, its model or its limits: stop and mend it
+│   ├── OriginUnavailable   its store does not respond: retry
+│   ├── PublicationCorrupt  it is damaged, incomplete or deleted: use another
+│   ├── PublicationMissing  the version does not exist, or nothing has been published yet: name one, or wait
+│   ├── PublicationMismatch it is of another model than the served one: fix the configuration
+│   ├── Pinned              the served version is pinned by the configuration: unpin it
+│   ├── GateClosed          it is worse than the quality gate allows: keep the served version
+│   ├── TakenOver           another cluster publishes under this name: stop one of the two
+│   ├── NothingBefore       no earlier version is left to roll back to: name a version
+│   └── Superseded          another version is served by now than the one to be replaced: check again
+└── ShardError          a shard cannot process a request
+    ├── ShardUnavailable    it cannot be reached, or is not ready yet: retry
+    ├── ShardRefused        the request does not fit the shard, its model or its limits: stop and fix it
+    │   └── ModelMismatch   it is of another model, also a ConfigError: use the same model, or begin a new run
     └── ShardBroken         its rows can no longer be trusted: restart it from a checkpoint
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +39,7 @@ class StreamtrainError(Exception):
 
 
 class ConfigError(StreamtrainError, ValueError):
-    """A schema, model file or option is wrong."""
+    """A schema, model file or option is invalid."""
 
 
 @dataclass(frozen=True)
@@ -43,28 +50,34 @@ class BadSample:
         index: position of the sample in the call's samples.
         reason: one of `streamtrain.REASONS`, documented in docs/samples.md.
         field: the field at fault, or "" where the whole sample is.
+        detail: what was found and what was expected, for people to read; "" of samples after the first 64 of a batch.
     """
 
     index: int
     reason: str
     field: str
+    detail: str = dataclasses.field(default="", compare=False)
+
+    def describe(self, others: int = 0) -> str:
+        """The problem in words; `others` is the number of further samples that were refused with this one."""
+        at = f" in field {self.field!r}" if self.field else ""
+        more = f" (and {others} more)" if others else ""
+        return f"{self.reason}{at}{more}" + (f": {self.detail}" if self.detail else "")
 
     def __str__(self) -> str:
-        at = f" in field {self.field!r}" if self.field else ""
-        return f"sample {self.index}: {self.reason}{at}"
+        return f"sample {self.index}: {self.describe()}"
 
 
 class SampleError(StreamtrainError, ValueError):
-    """Samples were refused where every one is needed.
+    """Samples were refused in a call that needs all of them.
 
     Attributes:
-        bad: what was refused and why, in order of the samples.
+        bad: the refused samples with reasons, in order.
     """
 
     def __init__(self, bad: list[BadSample]) -> None:
         self.bad = bad
-        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-        super().__init__(f"{bad[0]}{more}")
+        super().__init__(f"sample {bad[0].index}: {bad[0].describe(len(bad) - 1)}")
 
 
 class TooManyBadSamples(StreamtrainError):
@@ -76,29 +89,38 @@ class SourceError(StreamtrainError):
 
 
 class SourceUnavailable(SourceError):
-    """The service of a stream does not answer."""
+    """The service of a stream does not respond."""
 
 
 class SourceRefused(SourceError):
-    """The service of a stream refuses: credentials, topic or group are wrong."""
+    """The service of a stream refuses the credentials, topic or group."""
+
+
+class InstanceFenced(SourceRefused):
+    """Another member of the group has joined as the same instance."""
 
 
 class TopicMissing(SourceRefused):
-    """There is no such topic."""
+    """The topic does not exist."""
 
 
 class OffsetGone(SourceError):
-    """Messages at a position are deleted, or have never been.
+    """An offset is outside of its partition: deleted, or never written.
 
     Attributes:
-        partition: whose they are.
-        wanted: offset of the position.
-        low: the first offset that there is.
-        high: the offset after the last.
+        partition: the partition.
+        wanted: the offset.
+        low: the first available offset.
+        high: the offset after the last one.
     """
 
     def __init__(self, partition: int, wanted: int, low: int, high: int) -> None:
-        super().__init__(f"partition {partition} has offsets {low} to {high - 1}, but {wanted} is the next to be read")
+        super().__init__(
+            f"partition {partition} did not have offset {wanted}, the next to be read, and has it now: "
+            "its log was cut off, and has grown again"
+            if low <= wanted <= high
+            else f"partition {partition} has offsets {low} to {high - 1}, but {wanted} is the next to be read"
+        )
         self.partition, self.wanted, self.low, self.high = partition, wanted, low, high
 
 
@@ -119,23 +141,63 @@ class PublicationError(StreamtrainError):
 
 
 class OriginUnavailable(PublicationError):
-    """What keeps published models does not answer."""
+    """The store of published models does not respond."""
 
 
 class PublicationCorrupt(PublicationError):
-    """A published model is damaged, incomplete or gone."""
+    """A published model is damaged, incomplete or deleted."""
+
+
+class PublicationMissing(PublicationError):
+    """The version does not exist, or nothing has been published yet."""
+
+
+class PublicationMismatch(PublicationError):
+    """A publication is of another model than the served one."""
+
+
+class Pinned(PublicationError):
+    """The served version is pinned by the server's configuration."""
+
+
+class GateClosed(PublicationError):
+    """A publication is held back by the quality gate."""
+
+
+class TakenOver(PublicationError):
+    """Another cluster publishes under this name.
+
+    Attributes:
+        same_run: whether that cluster continues the same run; then this one must stop training, too.
+    """
+
+    def __init__(self, message: str, *, same_run: bool) -> None:
+        super().__init__(message)
+        self.same_run = same_run
 
 
 class NothingBefore(PublicationError):
-    """Nothing that was served before is there to go back to."""
+    """There is no earlier version to roll back to."""
+
+
+class NothingToCompare(PublicationError):
+    """Two models have no figures of the same samples."""
+
+
+class TrafficRefused(PublicationError):
+    """Requests cannot be divided like that; nothing has changed."""
+
+
+class ArmNotLoaded(TrafficRefused):
+    """A server could not predict the requests for an arm; nothing has changed."""
 
 
 class Superseded(PublicationError):
-    """What is served is not what was to be replaced, any more."""
+    """Another version is served by now than the one to be replaced."""
 
 
 class ShardError(StreamtrainError):
-    """A shard cannot do what it is asked."""
+    """A shard cannot process a request."""
 
 
 class ShardUnavailable(ShardError):
@@ -154,6 +216,17 @@ class ShardRefused(ShardError):
     ):
         super().__init__(message)
         self.reason = reason
+
+
+class ModelMismatch(ShardRefused, ConfigError):
+    """A model file does not fit what shards or a checkpoint have learned.
+
+    Attributes:
+        reason: "mismatch".
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "mismatch")
 
 
 class ShardBroken(ShardError):

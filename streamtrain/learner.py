@@ -1,48 +1,63 @@
-"""Learner: the whole of streamtrain in one process, without any server: for notebooks, tests and replays."""
+"""Learner: the training loop without a stream, in one process: for notebooks, tests and replays."""
 
 import logging
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain._core import hash_bytes, shards_of
-from streamtrain.errors import BadSample, ConfigError, SampleError
-from streamtrain.learned import read_learned, write_learned
+from streamtrain._core import birth, hash_bytes, shards_of
+from streamtrain.checkpoint.shard_state import load_shards, save_shards
+from streamtrain.errors import BadSample, ConfigError, SampleError, ShardBroken
+from streamtrain.interrupts import defer_signals
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
-from streamtrain.model.samples import SampleReader, Samples
+from streamtrain.model.samples import FUTURE_AFTER, SampleReader, Samples
 from streamtrain.model.sampling import Sampler
-from streamtrain.model.spec import Spec, slice_of
-from streamtrain.ps.client import Client, stats_of
-from streamtrain.ps.clock import Span, Stand
+from streamtrain.model.schema import birth_settings
+from streamtrain.model.spec import Spec, shard_slice
+from streamtrain.ps.client import Client, total_stats
+from streamtrain.ps.clock import Outcome, Progress, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.push import PushStats
 from streamtrain.ps.session import LocalSession
-from streamtrain.ps.shard import Initial, Run, Shard
+from streamtrain.ps.shard import InitialState, Run, Shard
+from streamtrain.train.advice import Advisor, Learning
+from streamtrain.train.micro import GraphCache, MicroStep
 from streamtrain.train.progressive import Metrics, ProgressiveValidation
 from streamtrain.train.step import Step
+from streamtrain.train.trainer import BatchResult, PulledBatch, Trainer
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_SHARDS = 1 << 16
 
-# What a checkpoint of a learner holds beyond its shards.
+# To wait for a thread that still reads: one within Arrow would abort an interpreter that shuts down.
+_READER_SECONDS = 2.0
+
+# Arrays that a learner's checkpoint contains in addition to its shards.
 _WATERMARK, _READ, _SEEDS = "watermark", "read", "seeds/"
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What came of a call to `Learner.learn`, or of one batch of it.
+    """Result of a call to `Learner.learn`, or of one batch of it.
 
     Attributes:
         samples: number of samples learned from.
-        loss: their loss as the model defines it, averaged over batches by number of samples.
-        predictions: float32 [samples, L], made before each was learned from.
-        kept: int32 [samples], position of each among the given samples.
-        bad: the samples that were refused, and why.
+        loss: the model's loss, averaged over batches by number of samples.
+        predictions: float32 [samples, L], made before the samples were learned from.
+        kept: int32 [samples], position of each sample among the given ones.
+        bad: the refused samples, with reasons.
     """
 
     samples: int
@@ -51,26 +66,40 @@ class Learned:
     kept: NDArray[np.int32]
     bad: list[BadSample]
 
+    def __repr__(self) -> str:
+        first = f", the first: {self.bad[0]}" if self.bad else ""
+        return f"Learned({self.samples:,} samples, loss {self.loss:.5g}, {len(self.bad):,} refused{first})"
+
 
 class Learner:
-    """Predicts and learns, in one process.
+    """Predicts and learns, in one process: a worker's loop (pull, step, push) on shards of its own.
 
     Every batch is predicted before it is learned from, and `metrics()` reports how good these predictions were.
+    `curve()` has the same by parts of the stream, and `advice()` says what keeps the model from learning.
+
+    Thread-safe: calls from several threads take turns, batch by batch. An interrupt (Ctrl-C) ends a call between two
+    batches: a batch counts as a whole or not at all, and `samples` tells how many do. A learner that fails within a
+    batch, such as for lack of memory, raises ShardBroken from then on.
 
     Args:
-        model: what to learn.
-        batch_size: samples per step.
-        shards: number of shards to split tables and dense parameters over. It changes no result.
+        model: the model to learn.
+        batch_size: samples pulled and pushed at once. They are learned in steps of the model's `micro_batch_size`, so
+            accuracy does not depend on `batch_size` unless that is None.
+        shards: number of shards to split tables and dense parameters over; results do not depend on it.
         window: samples of the window of `metrics(window=True)`.
+        future_after: seconds that the event time of samples to learn may be ahead of `now`; None: any. The clock stands
+            in for the timestamp that a stream has for each message.
+        now: seconds since the epoch.
+        graphs: compiled graphs to share between learners whose models differ in their rates only; None: its own.
 
     Attributes:
         samples: number of samples learned from.
         watermark: latest event time seen, seconds since the epoch.
         bad: number of samples refused, by reason.
-        stats: what became of gradients.
+        stats: counts of applied and dropped gradients.
 
     Raises:
-        ConfigError: an option is wrong, or the model's graph is.
+        ConfigError: an option or the model's graph is invalid.
 
     Example:
         >>> learner = Learner(model)                                        # doctest: +SKIP
@@ -79,19 +108,34 @@ class Learner:
         array([[0.53]], dtype=float32)
     """
 
-    def __init__(self, model: Model, *, batch_size: int = 1024, shards: int = 1, window: int = 100_000) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        batch_size: int = 1024,
+        shards: int = 1,
+        window: int = 100_000,
+        future_after: float | None = FUTURE_AFTER,
+        now: Callable[[], float] = time.time,
+        graphs: GraphCache | None = None,
+    ) -> None:
         for option, value, most in (("batch_size", batch_size, 1 << 20), ("shards", shards, MAX_SHARDS)):
             if not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(f"{option} must be an integer from 1 to {most}, not {value!r}")
         self.model = model
         self.batch_size = batch_size
+        self._lock = threading.RLock()  # reentrant, as a signal handler may call save
+        self._broken = ""
         self._step = Step(model)
-        self._planner = model.planner(shards)
+        self._micro = MicroStep(model, self._step, batch_size, graphs=graphs) if model.micro_batch_size else None
         self._use(self._new_shards(shards))
-        self._to_learn = SampleReader(model)
+        self._to_learn = SampleReader(model, future_after=future_after, now=now)
         self._to_predict = SampleReader(model, with_labels=False)
         self._window = window
         self._validation = ProgressiveValidation(model.labels, window=window)
+        self._advisor = Advisor(model)
+        self._latest: Batch | None = None
+        self._loaded_rows = dict.fromkeys(self.rows, 0)
         self.samples = 0
         self._sampler = Sampler(model.sampling)
         self.watermark = 0.0
@@ -100,17 +144,18 @@ class Learner:
 
     def _use(self, shards: list[Shard]) -> None:
         self._shards = shards
-        self._client = Client([LocalSession(shard, Async(shard), "learner") for shard in shards], shards[0].spec)
+        client = Client([LocalSession(shard, Async(shard), "learner") for shard in shards], shards[0].spec)
+        self._trainer = Trainer(self.model, self._step, client, len(shards), micro=self._micro)
 
     def _new_shards(self, count: int) -> list[Shard]:
         spec, dense, statistics = Spec.of(self.model), self._step.initial_dense, self._step.initial_statistics
         return [
             Shard(
-                Initial(
+                InitialState(
                     Run("learner", {}),
                     spec,
-                    dense[slice_of(len(dense), i, count)],
-                    statistics[slice_of(len(statistics), i, count)],
+                    dense[shard_slice(len(dense), i, count)],
+                    statistics[shard_slice(len(statistics), i, count)],
                 ),
                 i,
                 count,
@@ -128,7 +173,7 @@ class Learner:
             float32 [n, L], a column per label.
 
         Raises:
-            SampleError: samples cannot be used; it carries all of them with their reasons.
+            SampleError: samples are invalid; it carries all of them with their reasons.
         """
         predictions, bad = [np.empty((0, len(self.model.labels)), np.float32)], []
         for batch, refused in self._to_predict.batches(samples, self.batch_size):
@@ -141,7 +186,7 @@ class Learner:
     def learn(self, samples: Samples) -> Learned:
         """Predicts samples, then learns from them, batch by batch in their order.
 
-        Samples that cannot be used are left out, and reported in `Learned.bad` and counted in `Learner.bad`.
+        Invalid samples are skipped, reported in `Learned.bad` and counted in `Learner.bad`.
 
         Args:
             samples: dicts, JSON messages, columns or a `Batch`; see `SampleReader.batches`.
@@ -153,20 +198,22 @@ class Learner:
             loss=sum(part.loss * part.samples for part in parts) / total if total else 0.0,
             predictions=np.concatenate([self._no_predictions(), *(part.predictions for part in parts)]),
             kept=np.concatenate([np.empty(0, np.int32), *(part.kept for part in parts)]),
-            bad=[one for part in parts for one in part.bad],
+            bad=[sample for part in parts for sample in part.bad],
         )
 
-    def stream(self, samples: Samples) -> Iterator[Learned]:
-        """As `learn`, one batch at a time: for streams that are long or never end."""
-        for batch, bad in self.read(samples):
-            for one in bad:
-                self.bad[one.reason] = self.bad.get(one.reason, 0) + 1
-            taken = self._sampler.take(batch)
-            predictions, loss = self._learn(taken) if len(taken) else (self._no_predictions(), 0.0)
-            yield Learned(len(taken), loss, predictions, taken.kept, bad)
+    def stream(self, samples: Samples, *, read_ahead: bool = False) -> Iterator[Learned]:
+        """Like `learn`, one batch at a time: for streams that are long or endless.
+
+        Args:
+            samples: as for `learn`.
+            read_ahead: whether a thread reads the next batch while one is learned. `samples` is then iterated in that
+                thread, one batch ahead of what was learned.
+        """
+        for batch, bad in _read_ahead(self.read(samples)) if read_ahead else self.read(samples):
+            yield self._learn(batch, bad)
 
     def read(self, samples: Samples) -> Iterator[tuple[Batch, list[BadSample]]]:
-        """Reads samples with their labels into batches of at most `batch_size`, and says which were refused and why.
+        """Reads samples with their labels into batches of at most `batch_size`, each with its refused samples.
 
         A `Batch` can be learned from, evaluated and predicted many times without being read again.
         """
@@ -176,7 +223,7 @@ class Learner:
         """Metrics by label of predicting samples without learning from them.
 
         Raises:
-            SampleError: samples cannot be used.
+            SampleError: samples are invalid.
         """
         validation, bad = ProgressiveValidation(self.model.labels), []
         for batch, refused in self.read(samples):
@@ -187,8 +234,65 @@ class Learner:
         return validation.total()
 
     def metrics(self, *, window: bool = False) -> dict[str, Metrics]:
-        """Progressive validation by label: over everything learned from since the start or `load`, or the window."""
-        return self._validation.window() if window else self._validation.total()
+        """Progressive validation by label, over all samples since the start or `load`, or over the window."""
+        with self._lock:
+            return self._validation.window() if window else self._validation.total()
+
+    def curve(self) -> dict[str, list[dict[str, float | None]]]:
+        """The learning curve: progressive validation by segments of the stream, at most 128, of equal size.
+
+        For plots: `pandas.DataFrame(learner.curve()["label"]).plot("samples", "log_loss")`.
+
+        Returns:
+            By label a list of the figures of `Metrics`; `samples` is the number of samples up to the segment's end.
+            Samples since the last full segment are missing; undefined figures are None.
+        """
+        with self._lock:
+            points = self._advisor.curve.points()
+        curves: dict[str, list[dict[str, float | None]]] = {}
+        for label, segments in points.items():
+            ends = np.cumsum([one.samples for one in segments]).tolist()
+            curves[label] = [one.as_dict() | {"samples": end} for one, end in zip(segments, ends, strict=True)]
+        return curves
+
+    def advice(self) -> list[str]:
+        """What keeps the model from learning the samples so far, a sentence or two each, with the way out.
+
+        Such as: labels or features that never vary, predictions that are no probabilities, ids that do not repeat,
+        learning rates that are too high or too low, a loss that is no better than that of the label's mean. Empty if
+        nothing of this is found.
+        """
+        with self._lock:
+            unadmitted = {
+                spec.name: sum(shard.tables[t].stats()["unadmitted"] for shard in self._shards)
+                for t, spec in enumerate(self.model.schema.tables)
+            }
+            dropped = self.stats.non_finite_rows + self.stats.non_finite_dense
+            rows = {name: max(0, count - self._loaded_rows[name]) for name, count in self.rows.items()}
+            return self._advisor.advice(Learning(rows, unadmitted, dropped, self._moved()))
+
+    def _moved(self) -> float:
+        """Change of the weights, and of the rows of the latest batch, relative to their first values."""
+        pairs = [(self._step.initial_dense, np.concatenate([shard.dense.pull() for shard in self._shards]))]
+        if self._latest is not None:
+            plan = self._trainer.plan(self._latest)
+            for t, spec in enumerate(self.model.schema.tables):
+                keys = plan.keys(t)[:1000]
+                born = birth(keys, spec.dim, **birth_settings(spec, self.model.seed), dtype=spec.dtype)
+                pairs.append((born, self._pull(t, keys)))
+        return max((_change(first, now) for first, now in pairs if first.size), default=float("nan"))
+
+    def __repr__(self) -> str:
+        figures = []
+        for label, metrics in self.metrics().items():
+            known = [(name, metrics.as_dict()[name]) for name in ("auc", "log_loss", "mean_squared_error")]
+            figures += [f"{label}: " + ", ".join(f"{name} {value:.4f}" for name, value in known if value is not None)]
+        rows = ", ".join(f"{name} {count:,}" for name, count in self.rows.items())
+        shown = "; ".join(one for one in figures if not one.endswith(": "))
+        return (
+            f"Learner(model {self.model.name!r}, {self.samples:,} samples{f'; {shown}' if shown else ''}"
+            f"{f'; rows: {rows}' if rows else ''}; {self.nbytes / 1e6:,.1f} MB)"
+        )
 
     @property
     def rows(self) -> dict[str, int]:
@@ -205,22 +309,26 @@ class Learner:
             shard.dense.nbytes for shard in self._shards
         )
 
-    def embeddings(self, table: str, ids: list[str | int]) -> NDArray[np.float32]:
-        """The rows of ids, float32 [n, dim]; an id that was never learned has its birth value.
+    def embeddings(self, table: str, ids: Sequence[str | int]) -> NDArray[np.float32]:
+        """The rows of ids, float32 [n, dim]; an id that was never learned has its initial value.
 
         Raises:
-            ConfigError: there is no such table.
+            ConfigError: the table does not exist.
         """
         names = [spec.name for spec in self.model.schema.tables]
         if table not in names:
-            raise ConfigError(f"there is no table {table!r}; tables are {names}")
-        keys = np.array([hash_bytes(str(one).encode()) for one in ids], np.uint64)
+            raise ConfigError(f"unknown table {table!r}; the tables are {names}")
+        keys = np.array([hash_bytes(str(id_).encode()) for id_ in ids], np.uint64)
+        with self._lock:
+            self._check()
+            return self._pull(names.index(table), keys)
+
+    def _pull(self, table: int, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
         owners = shards_of(keys, len(self._shards))
-        t = names.index(table)
-        rows = np.empty((len(keys), self.model.schema.tables[t].dim), np.float32)
+        rows = np.empty((len(keys), self.model.schema.tables[table].dim), np.float32)
         for shard in self._shards:
-            mine = owners == shard.index
-            rows[mine] = shard.tables[t].pull(keys[mine])
+            owned = owners == shard.index
+            rows[owned] = shard.tables[table].pull(keys[owned])
         return rows
 
     def save(self, path: str | Path) -> None:
@@ -229,72 +337,184 @@ class Learner:
         The format is in schemas/README.md; progressive validation is not part of it.
 
         Args:
-            path: a local path, where an existing checkpoint is replaced once the new one is complete; or any URL of
-                fsspec, such as s3://bucket/name, with nothing there yet.
+            path: a local path, where an existing checkpoint is replaced once the new one is complete; or an fsspec URL,
+                such as s3://bucket/name, where nothing exists yet.
 
         Raises:
-            CheckpointError: it cannot be written, or `path` exists and is no checkpoint, or the URL is in use.
+            CheckpointError: it cannot be written, or `path` exists and is not a checkpoint, or the URL is in use.
+            ShardBroken: a batch was learned in part; load the learner from an earlier checkpoint.
         """
-        state = {_WATERMARK: np.array([self.watermark]), _READ: np.array([self._sampler.read])}
-        write_learned(path, self._shards, state | {_SEEDS + n: values for n, values in self._step.arrays().items()})
+        with self._lock:
+            self._check()
+            state = {_WATERMARK: np.array([self.watermark]), _READ: np.array([self._sampler.read])}
+            save_shards(path, self._shards, state | {_SEEDS + n: values for n, values in self._step.arrays().items()})
 
     @classmethod
     def load(
-        cls, path: str | Path, model: Model, *, batch_size: int = 1024, shards: int = 1, window: int = 100_000
+        cls,
+        path: str | Path,
+        model: Model,
+        *,
+        batch_size: int = 1024,
+        shards: int = 1,
+        window: int = 100_000,
+        future_after: float | None = FUTURE_AFTER,
+        evolve: bool = False,
+        allow: Collection[str] = (),
     ) -> "Learner":
-        """A learner that goes on from a checkpoint, at a local path or any URL of fsspec.
+        """A learner that resumes from a checkpoint, at a local path or an fsspec URL.
 
-        The writer may have been a learner or a cluster, with any number of shards (for a cluster: cut at one clock).
+        The checkpoint may be of a learner or a cluster, with any number of shards (of a cluster: at one clock).
+
+        Args:
+            path: the checkpoint.
+            model: the model that was saved, or with `evolve` one that was made of it. Rates, admission, expiry,
+                capacity and storage may differ in any case.
+            batch_size: see Learner.
+            shards: see Learner.
+            window: see Learner.
+            future_after: see Learner.
+            evolve: whether the model may have changed: rows, weights and optimizer state are kept where they fit, and
+                the rest begins anew; see docs/evolve.md.
+            allow: what may be lost by that: "drop" the rows of tables that the model no longer has, "truncate" rows
+                whose dim has become smaller, "meaning" where a feature is read or made in another way.
 
         Raises:
-            CheckpointError: it is missing, or of another schema, graph or optimizer.
-            CheckpointCorrupt: a file of it is damaged; the message names it.
+            CheckpointError: it is missing, or has another schema, graph or optimizer; the message says how they differ.
+            CheckpointCorrupt: one of its files is damaged; the message names it.
+            ConfigError: what would be lost is not in `allow`.
         """
-        learner = cls(model, batch_size=batch_size, shards=shards, window=window)
-        restored, state = read_learned(path, Spec.of(model), shards)
+        learner = cls(model, batch_size=batch_size, shards=shards, window=window, future_after=future_after)
+        restored, state = load_shards(path, Spec.of(model), shards, evolve=model if evolve else None, allow=allow)
         learner.samples, learner.watermark = restored[0].samples, float(restored[0].watermark)
         if _WATERMARK in state:
             learner.watermark = float(state[_WATERMARK][0])
         learner._sampler.read = int(state.get(_READ, [learner.samples])[0])
         seeds = {name.removeprefix(_SEEDS): values for name, values in state.items() if name.startswith(_SEEDS)}
         if seeds:
-            learner._step.set_arrays(seeds)
+            own = learner._step.arrays()
+            learner._step.set_arrays(own | {name: seeds[name] for name in own if not evolve or name in seeds})
         for shard in restored:
-            shard.resume(Stand({0: learner.samples}, {}), learner.samples, int(learner.watermark))
+            shard.resume(Progress({0: learner.samples}, {}), learner.samples, int(learner.watermark))
         learner._use(restored)
+        learner._loaded_rows = learner.rows
         return learner
 
     def _predict(self, batch: Batch) -> NDArray[np.float32]:
         if not len(batch):
             return self._no_predictions()
-        plan = self._planner.plan(batch.keys, batch.starts, batch.offsets, batch.times)
-        pulled = self._client.pull(plan).wait()
-        return self._sampler.correct(self._step.predict(pulled.parameters, plan, pulled.rows, batch))
+        with self._lock:
+            self._check()
+            return self._sampler.correct(self._trainer.predict(batch))
 
-    def _learn(self, batch: Batch) -> tuple[NDArray[np.float32], float]:
-        plan = self._planner.plan(batch.keys, batch.starts, batch.offsets, batch.times)
-        pulled = self._client.pull(plan).wait()
-        result = self._step.train(pulled.parameters, plan, pulled.rows, batch)
-        predictions = self._sampler.correct(result.predictions)
-        self._validation.update(predictions, batch.labels, self._sampler.weights(batch))
-        self.watermark = max(self.watermark, float(batch.times.max()))
-        pushing = self._client.push(
-            plan,
-            plan.unpool(result.row_gradient),
-            result.dense_gradient,
-            result.statistics_change,
-            spans=[Span(0, self.samples, self.samples + len(batch))],
-            watermark=int(self.watermark),
-        )
-        stats = stats_of(pushing.wait())
-        if stats.non_finite_rows or stats.non_finite_dense:
-            logger.warning(
-                "dropped gradients that are not finite: %d of rows, %d of dense slices; samples %d to %d",
-                *(stats.non_finite_rows, stats.non_finite_dense, self.samples, self.samples + len(batch) - 1),
+    def _learn(self, batch: Batch, bad: list[BadSample]) -> Learned:
+        with self._lock, self._explaining_memory():
+            self._check()
+            taken = self._sampler.select(batch)
+            if len(taken):
+                pulling = self._trainer.pull(self._trainer.plan(taken), taken)
+                pulling.wait()
+                result = self._trainer.step(pulling)
+                predictions, loss = self._sampler.correct(result.predictions), result.loss
+            else:
+                predictions, loss = self._no_predictions(), 0.0
+            with defer_signals():  # all of the following, or nothing
+                if len(taken):
+                    self._push(pulling, result)
+                    weights = self._sampler.weights(taken)
+                    self._validation.update(predictions, taken.labels, weights)
+                    self._advisor.update(taken, predictions, weights)
+                    self._latest = taken
+                self._sampler.read += len(batch)
+                for sample in bad:
+                    self.bad[sample.reason] = self.bad.get(sample.reason, 0) + 1
+        return Learned(len(taken), loss, predictions, taken.kept, bad)
+
+    @contextmanager
+    def _explaining_memory(self) -> Iterator[None]:
+        """Says what takes the memory where it is not enough."""
+        try:
+            yield
+        except (MemoryError, ShardBroken) as exc:
+            if not isinstance(exc, MemoryError) and not isinstance(exc.__cause__, MemoryError):
+                raise
+            tables = ", ".join(
+                f"{spec.name} {self.rows[spec.name]:,} rows of dim {spec.dim} "
+                f"({sum(shard.tables[t].nbytes for shard in self._shards) / 1e6:,.0f} MB)"
+                for t, spec in enumerate(self.model.schema.tables)
             )
+            raise ShardBroken(
+                f"out of memory after {self.samples:,} samples; tables: {tables}. Limit them with capacity, "
+                'expire_after or min_count, make rows smaller with dim or dtype="bfloat16", lower batch_size, or learn '
+                "on several machines with `streamtrain ps`"
+            ) from exc
+
+    def _push(self, pulling: PulledBatch, result: BatchResult) -> None:
+        batch = pulling.batch
+        watermark = max(self.watermark, float(batch.times.max()))
+        span = Span(0, self.samples, self.samples + len(batch))
+        try:
+            pushed = self._trainer.push(pulling, result, spans=[span], watermark=int(watermark)).wait()
+            if any(shard.outcome is not Outcome.APPLIED for shard in pushed):
+                outcomes = ", ".join(shard.outcome.name for shard in pushed)
+                raise ShardBroken(
+                    f"samples {span.start} to {span.end - 1} must be new to all shards, but are {outcomes}"
+                )
+        except BaseException as exc:
+            self._broken = f"samples {span.start} to {span.end - 1} were learned in part: {type(exc).__name__}: {exc}"
+            raise
+        self.watermark = watermark
+        self.samples = span.end
+        stats = total_stats(pushed)
+        stats.non_finite_dense += result.non_finite_dense
         self.stats.add(stats)
-        self.samples += len(batch)
-        return predictions, result.loss
+        dropped = (stats.non_finite_rows, stats.non_finite_dense, stats.non_finite_statistics)
+        if any(dropped):
+            logger.warning(
+                "dropped non-finite gradients of samples %d to %d: %d of rows, %d of dense slices, %d of statistics",
+                *(span.start, span.end - 1, *dropped),
+            )
+
+    def _check(self) -> None:
+        if self._broken:
+            raise ShardBroken(f"the learner is broken, load it from a checkpoint: {self._broken}")
 
     def _no_predictions(self) -> NDArray[np.float32]:
         return np.empty((0, len(self.model.labels)), np.float32)
+
+
+def _change(first: NDArray[np.float32], now: NDArray[np.float32]) -> float:
+    """Mean change of values, relative to their mean size; zeros count as 0.001."""
+    before = first.astype(np.float64)
+    return float(np.abs(now.astype(np.float64) - before).mean() / max(float(np.abs(before).mean()), 1e-3))
+
+
+def _read_ahead(parts: Iterator[T]) -> Iterator[T]:
+    """Yields the parts; a daemon thread makes the next one while one is in use."""
+    results: Queue[tuple[T | None, BaseException | None]] = Queue(1)
+    requested, stopped = threading.Semaphore(1), threading.Event()
+
+    def make() -> None:
+        try:
+            while requested.acquire() and not stopped.is_set() and (part := next(parts, None)) is not None:
+                results.put((part, None))
+            if not stopped.is_set():
+                results.put((None, None))
+        except BaseException as exc:  # raised in the consumer
+            results.put((None, exc))
+
+    thread = threading.Thread(target=make, name="read-ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            part, failure = results.get()
+            if failure is not None:
+                raise failure
+            if part is None:
+                return
+            requested.release()
+            yield part
+    finally:
+        stopped.set()
+        requested.release()
+        thread.join(_READER_SECONDS)

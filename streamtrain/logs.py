@@ -1,4 +1,4 @@
-"""Logs: how a process says what happens: lines of text for people, or JSON objects for machines."""
+"""Logging: lines of text for people, or JSON objects for machines. Secrets in URLs are masked in both."""
 
 import logging
 import sys
@@ -11,92 +11,94 @@ from typing import Any, Literal
 
 from pythonjsonlogger.json import JsonFormatter
 
+from streamtrain.address import redacted
+
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 
 REQUEST: ContextVar[str] = ContextVar("request", default="")
-"""Id of the request over HTTP that is answered in this context; "": there is none."""
+"""Id of the HTTP request handled in this context; "": none."""
 
-_handlers: list[logging.Handler] = []  # ours, so that others' of the same interpreter stay
+_handlers: list[logging.Handler] = []  # added here; handlers of others stay
 
 
 def set_up_logs(format_: Format = "text", level: Level = "info", process: str = "", index: int | None = None) -> None:
-    """Has the root logger write to standard error, and nowhere where it wrote before by this.
+    """Configures the root logger to write to standard error; a second call replaces the first.
 
     Args:
         format_: "text": `LEVEL logger: message`. "json": one object a line, with `time` (ISO 8601, UTC), `level`,
-            `process`, `pid`, `logger`, `message`, and where there are such `request_id`, `batch` (offsets) and
-            `exc_info` (a traceback).
-        level: from which on streamtrain's own messages are written; those of libraries are from warnings on.
-        process: what it is called.
-        index: which of several of that name; None: there is one.
+            `process`, `pid`, `logger`, `message`, and where they apply `request_id`, `batch` (offsets) and `exc_info`
+            (a traceback).
+        level: minimum level of streamtrain's own messages; that of libraries is warning.
+        process: name of the process.
+        index: index among several processes of that name; None: it is the only one.
     """
     root, name = logging.getLogger(), process if index is None else f"{process}:{index}"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(name) if format_ == "json" else _Text("" if index is None else f"process {index} "))
-    for one in _handlers:
-        root.removeHandler(one)
+    for previous in _handlers:
+        root.removeHandler(previous)
     _handlers[:] = [handler]
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("streamtrain").setLevel(level.upper())
 
 
-class Seldom:
-    """What may happen again and again, and is to be logged at once, then now and then. Thread-safe.
+class LogThrottle:
+    """Limits how often recurring events are logged: the first at once, later ones summed up. Thread-safe.
 
     Args:
-        every: seconds between two lines of one kind, at least.
-        now: seconds of a clock that never goes back.
+        every: minimum seconds between two lines of one kind.
+        now: monotonic seconds.
     """
 
     def __init__(self, every: float = 60.0, now: Callable[[], float] = time.monotonic) -> None:
         self._every, self._now = every, now
         self._lock = threading.Lock()
-        self._said: dict[Hashable, float] = {}
-        self._unsaid: dict[Hashable, int] = {}
+        self._logged_at: dict[Hashable, float] = {}
+        self._suppressed: dict[Hashable, int] = {}
 
-    def due(self, kind: Hashable = "", times: int = 1) -> int:
-        """It has happened so many times more.
+    def allow(self, kind: Hashable = "", times: int = 1) -> int:
+        """Counts events; returns their number since the last line if one may be logged now, else 0.
 
         Args:
-            kind: what, of a few.
-            times: how often.
-
-        Returns:
-            How often since it was due last: to be logged now; 0: not yet.
+            kind: kind of event, out of a few.
+            times: number of new events.
         """
         if not times:
             return 0
         with self._lock:
-            now, count = self._now(), self._unsaid.get(kind, 0) + times
-            is_due = now - self._said.get(kind, -self._every) >= self._every
-            self._unsaid[kind] = 0 if is_due else count
+            now, count = self._now(), self._suppressed.get(kind, 0) + times
+            is_due = now - self._logged_at.get(kind, -self._every) >= self._every
+            self._suppressed[kind] = 0 if is_due else count
             if is_due:
-                self._said[kind] = now
+                self._logged_at[kind] = now
             return count if is_due else 0
 
 
 def fail(message: str) -> None:
-    """The last words of a process that ends for an error: one line, as the log has it."""
-    if any(isinstance(one.formatter, _Json) for one in _handlers):
+    """Reports the error that ends a process: one line, in the format of the log."""
+    if any(isinstance(handler.formatter, _Json) for handler in _handlers):
         logging.getLogger("streamtrain").error("%s", message)
     else:
-        sys.stderr.write(f"streamtrain: {message}\n")
+        sys.stderr.write(f"streamtrain: {redacted(message)}\n")
 
 
-def line_of(process: str, message: str) -> str:
-    """What another process has said as plain text, as a line of JSON."""
+def json_line(process: str, message: str) -> str:
+    """A line of text from another process as a JSON log line."""
     return _Json(process).format(logging.LogRecord(process, logging.INFO, "", 0, message, None, None))
 
 
 class _Text(logging.Formatter):
-    def __init__(self, whose: str) -> None:
-        super().__init__(f"%(levelname)s {whose}%(name)s: %(message)s")
+    def __init__(self, prefix: str) -> None:
+        super().__init__(f"%(levelname)s {prefix}%(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         request = REQUEST.get()
         return f"{super().formatMessage(record)} [request {request}]" if request else super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
 
 
 class _Json(JsonFormatter):
@@ -111,3 +113,6 @@ class _Json(JsonFormatter):
         super().add_fields(log_data, record, message_dict)
         if request := REQUEST.get():
             log_data["request_id"] = request
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))

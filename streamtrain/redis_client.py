@@ -23,8 +23,8 @@ _TIMES = ("socket_timeout", "socket_connect_timeout")
 _READ = 1 << 20  # bytes that one system call reads at most
 
 
-def options_of(timeout: float) -> dict[str, Any]:
-    """Of every connection: never tried again unasked, as who calls knows what may be repeated.
+def connection_options(timeout: float) -> dict[str, Any]:
+    """Options of every connection. Commands are never retried: the caller knows what may be repeated.
 
     Args:
         timeout: seconds that connecting, and any answer, may take.
@@ -40,25 +40,25 @@ def options_of(timeout: float) -> dict[str, Any]:
     }
 
 
-def pool_of(url: str, timeout: float) -> redis.ConnectionPool:
+def open_pool(url: str, timeout: float) -> redis.ConnectionPool:
     """Connections to a server.
 
     Args:
         url: "redis://", "rediss://" (TLS) or "unix://"; with user, password and database.
-        timeout: as of `options_of`.
+        timeout: see `connection_options`.
 
     Raises:
-        ConfigError: there is no such URL.
+        ConfigError: the URL is wrong.
     """
     try:
-        pool = redis.ConnectionPool.from_url(url, **options_of(timeout))
+        pool = redis.ConnectionPool.from_url(url, **connection_options(timeout))
         # How answers are read is not for the URL to say, as it may of the times.
-        pool.connection_kwargs |= {name: of for name, of in options_of(timeout).items() if name not in _TIMES}
+        pool.connection_kwargs |= {name: of for name, of in connection_options(timeout).items() if name not in _TIMES}
         if issubclass(pool.connection_class, redis.Connection):
             pool.connection_kwargs["socket_keepalive"] = True
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError, redis.RedisError):
-        # Without what was said: parts of a password that has a "/" or "#" are taken for a port, and shown.
+        # Without the original message: parts of a password that has a "/" or "#" are taken for a port, and shown.
         raise ConfigError(
             'the URL of a Redis must be "redis://user:password@host:port/db", "rediss://…" or "unix://path", '
             "in which special characters of a password are percent-encoded"
@@ -66,7 +66,7 @@ def pool_of(url: str, timeout: float) -> redis.ConnectionPool:
     return pool
 
 
-def name_of(pool: redis.ConnectionPool) -> str:
+def server_name(pool: redis.ConnectionPool) -> str:
     """The server of a pool, for messages; without credentials."""
     kwargs = pool.connection_kwargs
     return f"Redis at {kwargs.get('path') or '{}:{}'.format(kwargs.get('host'), kwargs.get('port', 6379))}"
@@ -77,41 +77,41 @@ class Trouble(NamedTuple):
 
     Attributes:
         kind: "away": it may answer later; "refused": only who mends something helps that.
-        said: what the server, or the connection, says.
+        reply: of the server, or the error of the connection.
         text: a sentence after the server's name, with the way out.
     """
 
     kind: Literal["away", "refused"]
-    said: str
+    reply: str
     text: str
 
 
-def trouble_of(error: redis.RedisError, ways_out: Mapping[str, str]) -> Trouble:
+def describe_error(error: redis.RedisError, ways_out: Mapping[str, str]) -> Trouble:
     """What an error means.
 
     Args:
         error: of redis-py.
-        ways_out: by code of an answer, what to do about it, beside what is so for all.
+        ways_out: what to do about an error code, in addition to the general ones.
     """
     code = getattr(error, "status_code", None) or str(error).partition(" ")[0]
-    said, known = str(error).partition("\n")[0], _WAYS_OUT | dict(ways_out)
+    reply, known = str(error).partition("\n")[0], _WAYS_OUT | dict(ways_out)
     if isinstance(error, redis.AuthenticationError):
-        return Trouble("refused", said, f"refuses the credentials: {said}")
+        return Trouble("refused", reply, f"refuses the credentials: {reply}")
     if _is_certificate_refused(error):
-        return Trouble("refused", said, f"has a certificate that is not trusted: {said}")
+        return Trouble("refused", reply, f"has a certificate that is not trusted: {reply}")
     away = redis.ConnectionError | redis.TimeoutError | redis.exceptions.RedisClusterException
     if isinstance(error, away) or code in LATER:
-        return Trouble("away", said, f"does not answer: {said}")
+        return Trouble("away", reply, f"does not answer: {reply}")
     # What a script was refused is told within a sentence; what its user may not do, differently by servers.
-    refused = next((one for one in known if code == one or f"{one} " in said), code)
+    refused = next((one for one in known if code == one or f"{one} " in reply), code)
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         refused = "OOM"
     if isinstance(error, redis.ReadOnlyError):
         refused = "READONLY"
-    if "ACL failure" in said or "user executing the script" in said:
+    if "ACL failure" in reply or "user executing the script" in reply:
         refused = "NOPERM"
     way_out = f"; {known[refused]}" if refused in known else ""
-    return Trouble("refused", said, f"refuses: {said}{way_out}")
+    return Trouble("refused", reply, f"refuses: {reply}{way_out}")
 
 
 def _is_certificate_refused(error: BaseException | None) -> bool:

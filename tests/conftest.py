@@ -1,8 +1,10 @@
 """What all tests share: which build of the native core they run on, and how hard hypothesis tries."""
 
 import importlib.util
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,71 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 SLOW_MACHINE = [HealthCheck.too_slow]  # machines are shared: how fast examples come says nothing about the code
 settings.register_profile("default", max_examples=50, deadline=None, suppress_health_check=SLOW_MACHINE)
 settings.register_profile("ci", max_examples=200, deadline=None, suppress_health_check=SLOW_MACHINE, print_blob=True)
-settings.register_profile("sanitize", max_examples=15, deadline=None, suppress_health_check=SLOW_MACHINE)
+settings.register_profile("sanitize", max_examples=8, deadline=None, suppress_health_check=SLOW_MACHINE)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+LONGEST = (
+    "tests/processes/test_walkthroughs.py",
+    "tests/chaos/test_chaos.py",
+    "tests/train/test_micro.py",
+    "tests/processes/test_local.py",
+    "tests/processes/test_fork.py",
+    "tests/fuzz/test_fuzz.py",
+    "tests/processes/test_secrets.py",
+    "tests/processes/test_comparison.py",
+    "tests/cluster/test_backups.py",
+    "tests/tuning/test_tune.py",
+    "tests/cli/test_verify.py",
+    "tests/chaos/test_killing.py",
+    "tests/processes/test_closed_loop.py",
+    "tests/test_demo.py",
+    "tests/cli/test_produce.py",
+    "tests/compose/test_processes.py",
+    "tests/test_malice.py",
+    "tests/serve/test_traffic.py",
+    "tests/cli/test_cli.py",
+    "tests/checkpoint/test_shard_state.py",
+    "tests/stream/formats/test_hostile.py",
+    "tests/stream/test_contract_groups.py",
+    "tests/processes/test_whole_path.py",
+    "tests/processes/test_worker.py",
+    "tests/stream/kafka/test_away.py",
+    "tests/test_learner.py",
+    "tests/native/test_table.py",
+    "tests/stream/formats/test_registry.py",
+)
+"""Files that take longest: they run first, so that no process is left alone with one of them in the end."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    turns = {path: turn for turn, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: turns.get(item.location[0], len(turns)))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """What a test sets of logging ends with it: the log of a test must not depend on which ran before it."""
+    before = {logger.name: (logger.level, logger.disabled, logger.propagate) for logger in _loggers()}
+    everywhere = logging.root.manager.disable
+    yield
+    if logging.root.manager.disable != everywhere:
+        logging.disable(everywhere)
+    for logger in _loggers():
+        level, logger.disabled, logger.propagate = before.get(logger.name, (logging.NOTSET, False, True))
+        if logger.level != level:
+            logger.setLevel(level)
+    if (logs := sys.modules.get("streamtrain.logs")) is not None:
+        for handler in logs._handlers:
+            logging.root.removeHandler(handler)
+        logs._handlers.clear()
+
+
+def _loggers() -> list[logging.Logger]:
+    """The root's and ours."""
+    ours = [one for name, one in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "streamtrain"]
+    return [logging.root, *(one for one in ours if isinstance(one, logging.Logger))]
 
 
 @pytest.fixture(params=["local", "memory"])

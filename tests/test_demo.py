@@ -5,16 +5,17 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from streamtrain.embedded.valkey import Valkey
+from tests import commands
+from tests.ports import free_ports
 
 LONG = 300
 FIGURES = {"samples", "samples_per_s", "auc", "freshness_ms_p99", "version"}
-DEMO = [sys.executable, "-m", "streamtrain", "demo", "--rate", "500"]
+DEMO = [*commands.COMMAND, "demo", "--rate", "500"]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -24,7 +25,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def test_ends_by_itself_with_its_figures(tmp_path: Path) -> None:
     (tmp_path / "streamtrain.toml").write_text('stream.url = "none://"\n')
-    done = subprocess.run(
+    done = commands.run(
         [*DEMO, "--for", "3", "--log-format", "json"],
         cwd=tmp_path,
         env=environment(tmp_path),
@@ -51,14 +52,14 @@ def test_ends_by_itself_with_its_figures(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="it prints a curl line")
 def test_on_a_stream_that_is_given_what_it_prints_works_until_ctrl_c(tmp_path: Path) -> None:
     with Valkey() as server:
-        command = [*DEMO, "--set", f"stream.url={server.url}"]
-        with subprocess.Popen(
+        command = [*DEMO, "--set", f"stream.url={server.url}", "--set", "up.workers=1"]
+        with commands.start(
             command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as demo:
             try:
                 assert demo.stderr is not None
                 curl = next(line for line in demo.stderr if line.startswith("curl "))
-                said = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=LONG, check=True)
+                said = commands.run(["bash", "-c", curl], capture_output=True, text=True, timeout=LONG, check=True)
                 assert 0 < json.loads(said.stdout)["predictions"][0][0] < 1
                 demo.send_signal(signal.SIGINT)
                 figures, _ = demo.communicate(timeout=LONG)
@@ -72,14 +73,20 @@ def test_on_a_stream_that_is_given_what_it_prints_works_until_ctrl_c(tmp_path: P
     ("options", "message"),
     [
         (["--rate", "0"], "--rate must be above 0 flights per second, not 0"),
-        (["--set", "model=mine.py"], "model is not for the demo to set: `streamtrain up` runs models of your own"),
+        (["--set", "model=mine.py"], "the demo does not take model: run your own models with streamtrain up"),
         (["--set", "worker.batch=3"], "worker.batch"),
         (["--set", "stream.url=kafka://127.0.0.1:1"], "stream.url: "),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
-    done = subprocess.run(
-        [*DEMO, *options], env=environment(tmp_path), capture_output=True, text=True, timeout=LONG, check=False
+    listen = f"serve.listen=127.0.0.1:{free_ports(1)[0]}"  # others may have the default port now
+    done = commands.run(
+        [*DEMO, "--set", listen, *options],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
     )
     assert done.returncode == 2, done.stderr
     assert message in done.stderr.splitlines()[-1]

@@ -10,20 +10,19 @@ import typer.main
 from typer.core import TyperGroup
 
 from streamtrain.cli import app
-from streamtrain.config import load_settings
-from streamtrain.metrics import definition, of_coordinator, of_serving, of_shard, of_worker
-from streamtrain.metrics.definition import Definition
-from streamtrain.settings import GROUPS, KEYS
-from tests.test_house import COMMON, MAY_IMPORT
+from streamtrain.settings.groups import GROUPS, KEYS
+from streamtrain.settings.load import load_settings
+from tests.metrics_page import on_the_page
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "schemas" / "README.md"])
-METRICS = {
-    one.name
-    for module in (definition, of_worker, of_shard, of_coordinator, of_serving)
-    for one in vars(module).values()
-    if isinstance(one, Definition)
-}
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / name / "README.md" for name in ("examples", "schemas")),
+    ]
+)
+METRICS = {one.name for one in on_the_page()}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -94,7 +93,11 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         if name.startswith(("-", "…")):
             continue
         assert name in group.commands, f"{page.name}: streamtrain {name}"
-        options = {option for one in group.commands[name].params for option in one.opts} | {"--help"}
+        command = group.commands[name]
+        if isinstance(command, TyperGroup) and words:
+            assert words[0] in command.commands, f"{page.name}: streamtrain {name} {words[0]}"
+            command = command.commands[words[0]]
+        options = {option for one in command.params for option in one.opts} | {"--help"}
         given = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert given <= options, f"{page.name}: streamtrain {name} {given - options}"
 
@@ -136,15 +139,8 @@ def test_python_can_be_read(page: Path) -> None:
         compile(text, str(page), "exec")
 
 
-def test_layers_are_those_of_the_house() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", prose(ROOT / "docs" / "architecture.md"), re.MULTILINE)
-    layers = {part: set(re.findall(r"`(\w+)`", cell)) for part, cell in rows if part in MAY_IMPORT}
-    assert {"cluster", "serve", "train", "ps", "stream", "store", "model"} <= {*layers}
-    assert layers == {part: MAY_IMPORT[part] - COMMON for part in layers}
-
-
 def test_routes_are_those_of_the_application() -> None:
-    from streamtrain.serve.app import make_app
+    from streamtrain.serve.http.app import make_app
     from streamtrain.serve.registry import Registry
     from tests.serve.published import counted, origin_of  # which loads TensorFlow; the other tests here do without
 

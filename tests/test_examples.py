@@ -1,5 +1,6 @@
 """The examples learn what they are for, from made-up samples with a known answer, and predict by their own graphs."""
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,3 +104,24 @@ def test_l1_keeps_what_says_nothing_at_exactly_zero(tmp_path: Path) -> None:
 
     assert zeros("tail") > 0.9
     assert zeros("carrier_origin") == 0
+
+
+def test_the_notebook_runs_and_follows_the_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for cell in json.loads((EXAMPLES / "learn.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    curve = names["curve"]
+    assert curve[4] < curve[3] - 0.1, "tastes have changed"
+    assert curve[-1] > curve[4] + 0.1
+    assert names["again"].samples == 40_000
+    assert "to sample 40,000: AUC" in capsys.readouterr().out
+
+
+def test_the_notebook_has_no_outputs() -> None:
+    cells = json.loads((EXAMPLES / "learn.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [(cell["outputs"], cell["execution_count"]) for cell in code] == [([], None)] * len(code)

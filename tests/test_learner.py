@@ -1,5 +1,8 @@
 """The whole path in one process: what is predicted, what is learned, and that exactly that is learned."""
 
+import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -102,7 +105,7 @@ def test_layers_that_differ_in_training_predict_as_in_serving() -> None:
         x = keras.layers.BatchNormalization()(keras.layers.Concatenate()(list(inputs.values())))
         return keras.layers.Dense(1, activation="sigmoid")(keras.layers.Dropout(0.5)(x))
 
-    model = make([stm.Categorical("user", dim=4), stm.Numeric("price")], graph)
+    model = make([stm.Categorical("user", dim=4), stm.Numeric("price", transform=None)], graph)
     learner = stm.Learner(model, batch_size=50)
     seeds, statistics = learner._step.arrays(), statistics_of(learner)
     assert np.array_equal(learner.predict(clicks(50)), learner.predict(clicks(50)))
@@ -126,7 +129,7 @@ def test_the_graph_gets_what_the_schema_says() -> None:
         return keras.layers.Dense(1, activation="sigmoid")(x)
 
     features: list[Feature] = [
-        stm.Numeric("price"),
+        stm.Numeric("price", transform=None),
         stm.Categorical("history", dim=3, table="item", combiner=None, max_length=4),
         stm.Categorical("user", dim=2),
     ]
@@ -203,7 +206,7 @@ def test_predictions_are_in_the_order_of_the_labels() -> None:
     def graph(inputs: dict[str, Any]) -> Any:
         return {"b": inputs["x"] * 1.0, "a": inputs["x"] * 2.0, "c": inputs["x"] * 3.0}
 
-    model = make([stm.Numeric("x")], graph, label=["c", "a", "b"], loss="mean_squared_error")
+    model = make([stm.Numeric("x", transform=None)], graph, label=["c", "a", "b"], loss="mean_squared_error")
     learner = stm.Learner(model)
     assert learner.predict([{"ts": 0, "x": 1}]).tolist() == [[3.0, 2.0, 1.0]]
     assert learner.learn([{"ts": 0, "x": 1, "a": 0, "b": 0, "c": 0}]).predictions.tolist() == [[3.0, 2.0, 1.0]]
@@ -242,6 +245,34 @@ def test_rows_are_admitted_expire_and_are_limited() -> None:
     assert learner.stats.evicted == 22
 
 
+def test_a_sample_of_the_future_is_refused_and_lets_nothing_expire() -> None:
+    """In dicts, in columns, and in a batch of others; by the clock, as nothing says when it was told of."""
+    learner = stm.Learner(
+        make([stm.Categorical("user", dim=1, expire_after="30d")]), batch_size=64, now=lambda: 1_790_000_100.0
+    )
+    past = [{"ts": 1_790_000_000 + i, "label": 1, "user": f"u{i}"} for i in range(100)]
+    assert learner.learn(past).bad == []
+    ahead = {"ts": "2099-12-31T00:00:00Z", "label": 1, "user": "poison"}
+    at_most, too_late = ({"ts": 1_790_000_100 + s, "label": 1, "user": "next"} for s in (86_400, 86_401))
+    for poisoned in ([ahead], [*past, ahead, *past], {"ts": [4e9], "label": [1], "user": ["a"]}, [at_most, too_late]):
+        found = learner.learn(poisoned)
+        assert [one.reason for one in found.bad] == ["future"]
+    assert [one.index for one in found.bad] == [1]
+    assert learner.rows == {"user": 101}
+    assert learner.watermark == 1_790_086_500
+    assert learner.bad == {"future": 4}
+    assert learner.stats.expired == 0
+
+
+def test_how_far_ahead_is_an_option() -> None:
+    sample = [{"ts": 5_000_000_000, "label": 1, "user": "a"}]
+    features = [stm.Categorical("user", dim=1)]
+    assert stm.Learner(make(features), future_after=None).learn(sample).samples == 1
+    assert stm.Learner(make(features), future_after=1e10).learn(sample).samples == 1
+    assert stm.Learner(make(features)).learn(sample).samples == 0
+    assert len(stm.Learner(make(features)).predict(sample)) == 1
+
+
 # --- what is bad ---
 
 
@@ -268,7 +299,9 @@ def test_gradients_that_are_not_finite_change_nothing(caplog: pytest.LogCaptureF
     def graph(inputs: dict[str, Any]) -> Any:
         return keras.layers.Dense(1)(inputs["user"]) / inputs["price"]
 
-    model = make([stm.Categorical("user", dim=2), stm.Numeric("price")], graph, loss="mean_squared_error")
+    model = make(
+        [stm.Categorical("user", dim=2), stm.Numeric("price", transform=None)], graph, loss="mean_squared_error"
+    )
     learner = stm.Learner(model, batch_size=2)
     before = dense_of(learner)
     learner.learn([{"ts": 0, "label": 1, "user": "bad", "price": 0}, {"ts": 0, "label": 1, "user": "good", "price": 1}])
@@ -287,7 +320,7 @@ def test_wrong_options_and_graphs_say_what_is_wrong() -> None:
         stm.Learner(make(feature, lambda inputs: [inputs["user"]] * 2))
     with pytest.raises(stm.ConfigError, match="graph fails with KeyError: 'usr'"):
         stm.Learner(make(feature, lambda inputs: inputs["usr"]))
-    with pytest.raises(stm.ConfigError, match="no table 'usr'; tables are \\['user'\\]"):
+    with pytest.raises(stm.ConfigError, match="unknown table 'usr'; the tables are \\['user'\\]"):
         stm.Learner(make(feature)).embeddings("usr", ["a"])
     with pytest.raises(TypeError, match="put a single one in a list"):
         stm.Learner(make(feature)).learn(b"{}")  # type: ignore[arg-type]
@@ -347,14 +380,14 @@ def test_ids_without_a_row_yet_are_remembered(tmp_path: Path, shards: int) -> No
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     stm.Learner(two_towers()).save(tmp_path / "c")
     other = make([stm.Categorical("user", dim=4), stm.Categorical("item", dim=4)])
-    with pytest.raises(stm.CheckpointError, match="has schema"):
+    with pytest.raises(stm.CheckpointError, match="differs in schema"):
         stm.Learner.load(tmp_path / "c", other)
-    with pytest.raises(stm.CheckpointError, match="has seed"):
+    with pytest.raises(stm.CheckpointError, match="differs in seed"):
         stm.Learner.load(tmp_path / "c", two_towers(seed=5))
 
 
 def sampled(**options: Any) -> stm.Model:
-    return make([stm.Categorical("user", dim=2), stm.Numeric("price")], **options)
+    return make([stm.Categorical("user", dim=2), stm.Numeric("price", transform=None)], **options)
 
 
 def test_negatives_are_sampled_and_predictions_corrected() -> None:
@@ -402,3 +435,33 @@ def test_what_is_sampled_goes_on_after_a_restart(tmp_path: Path) -> None:
 def test_bad_rates_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         sampled(**options)
+
+
+OUT_OF_MEMORY = """
+import itertools, re, resource
+import keras
+import streamtrain as st
+
+def graph(inputs):
+    return keras.layers.Dense(1, "sigmoid")(inputs["user"])
+
+schema = st.Schema(features=[st.Categorical("user", dim=256)])
+learner = st.Learner(st.Model(schema, graph, micro_batch_size=None), batch_size=256)
+samples = ({"label": i % 2, "user": i} for i in range(5_000_000))
+learner.learn(list(itertools.islice(samples, 512)))
+size = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (size + 200_000_000,) * 2)
+try:
+    learner.learn(samples)
+except st.StreamtrainError as exc:
+    print(exc)
+"""
+
+
+def test_what_takes_the_memory_is_said_when_there_is_no_more() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, check=True, timeout=300
+    )
+    said = done.stdout.strip().splitlines()[-1]
+    assert re.match(r"out of memory after [\d,]+ samples; tables: user [\d,]+ rows of dim 256 \([\d,]+ MB\)\. ", said)
+    assert "capacity, expire_after or min_count" in said

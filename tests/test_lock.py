@@ -1,43 +1,56 @@
-"""requirements.lock: it has what pyproject.toml asks for, in versions that it allows, with hashes."""
+"""The locks of the image and of wheels have what pyproject.toml asks for, in versions that it allows, with hashes."""
 
 import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-LOCK = (ROOT / "requirements.lock").read_text()
+IMAGE, WHEELS = ROOT / "requirements.lock", ROOT / ".ci" / "wheels.lock"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = ("demo", "formats")  # those of the image
 
 
-def locked() -> dict[str, list[Requirement]]:
+each_lock = pytest.mark.parametrize("lock", [IMAGE, WHEELS], ids=lambda lock: lock.name)
+
+
+def locked(lock: Path) -> dict[str, list[Requirement]]:
     """Requirements by name; several where they depend on the machine."""
     found: dict[str, list[Requirement]] = {}
-    for line in re.findall(r"^(\w\S*==[^\\\n]+)", LOCK, re.MULTILINE):
+    for line in re.findall(r"^(\w\S*==[^\\\n]+)", lock.read_text(), re.MULTILINE):
         one = Requirement(line.strip())
         found.setdefault(canonicalize_name(one.name), []).append(one)
     return found
 
 
-def wanted() -> list[Requirement]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def wanted(lock: Path) -> list[Requirement]:
+    if lock == WHEELS:
+        return [Requirement(text) for text in PYPROJECT["dependency-groups"]["wheels"]]
+    project = PYPROJECT["project"]
     texts = [*project["dependencies"], *(one for extra in EXTRAS for one in project["optional-dependencies"][extra])]
     return [Requirement(text) for text in texts]
 
 
-def test_it_satisfies_what_is_asked_for() -> None:
-    there = locked()
-    assert len(there) > 50
-    for one in wanted():
+@each_lock
+def test_it_satisfies_what_is_asked_for(lock: Path) -> None:
+    there = locked(lock)
+    assert len(there) >= (50 if lock == IMAGE else 8)
+    for one in wanted(lock):
         versions = [next(iter(entry.specifier)).version for entry in there[canonicalize_name(one.name)]]
         assert all(version in one.specifier for version in versions), f"{one}: {versions}; renew it: make lock"
 
 
-def test_everything_is_of_one_version_and_has_hashes() -> None:
-    entries = re.split(r"^(?=\w)", LOCK, flags=re.MULTILINE)[1:]
-    assert len(entries) == sum(len(same) for same in locked().values())
+def test_wheels_are_built_with_what_the_sdist_asks_for() -> None:
+    assert set(PYPROJECT["build-system"]["requires"]) <= set(PYPROJECT["dependency-groups"]["wheels"])
+
+
+@each_lock
+def test_everything_is_of_one_version_and_has_hashes(lock: Path) -> None:
+    entries = re.split(r"^(?=\w)", lock.read_text(), flags=re.MULTILINE)[1:]
+    assert len(entries) == sum(len(same) for same in locked(lock).values())
     for entry in entries:
         assert re.match(r"[\w.-]+(\[[\w,]+\])?==\S+", entry), entry[:80]
         assert re.findall(r"--hash=sha256:[0-9a-f]{64}", entry), entry[:80]

@@ -3,9 +3,8 @@
 import io
 import json
 import logging
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from typer.core import TyperGroup
 
 from streamtrain import logs
 from streamtrain.cli import app
+from tests import commands
 
 ROOT = Path(__file__).parent.parent
 LONG_RUNNING = ("ps", "worker", "coordinator", "serve", "up", "demo", "produce")
@@ -24,9 +24,8 @@ Said = Callable[..., str]
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[Said]:
+def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     """Says something by a logger of ours, and gives what is written."""
-    logger, before = logging.getLogger("streamtrain"), logging.getLogger().level
     stream = io.StringIO()
 
     def say(format_: logs.Format, level: logs.Level, *what: object, process: str = "ps:1", **options: Any) -> str:
@@ -38,12 +37,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[Said]:
         stream.truncate()
         return text
 
-    yield say
-    for handler in logs._handlers:
-        logging.getLogger().removeHandler(handler)
-    logs._handlers.clear()
-    logger.setLevel(logging.NOTSET)
-    logging.getLogger().setLevel(before)
+    return say
 
 
 def test_text_is_for_people(said: Said) -> None:
@@ -78,7 +72,7 @@ def test_the_request_of_the_context_is_named(said: Said) -> None:
 
 
 def test_what_others_say_becomes_a_line() -> None:
-    line = json.loads(logs.line_of("kafka", 'started "it"'))
+    line = json.loads(logs.json_line("kafka", 'started "it"'))
     assert (line["process"], line["level"], line["message"]) == ("kafka", "info", 'started "it"')
     assert {*line} == EVERY_LINE
 
@@ -103,8 +97,8 @@ def test_every_command_that_runs_long_takes_the_format() -> None:
     ],
 )
 def test_last_words_are_a_line_as_well(command: list[str], process: str, tmp_path: Path) -> None:
-    told = [sys.executable, "-m", "streamtrain", *command, "--log-format", "json"]
-    done = subprocess.run(told, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    told = [*commands.COMMAND, *command, "--log-format", "json"]
+    done = commands.run(told, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     line = json.loads(done.stderr.splitlines()[-1])
     assert (line["level"], line["process"], {*line}) == ("error", process, EVERY_LINE)
@@ -112,20 +106,20 @@ def test_last_words_are_a_line_as_well(command: list[str], process: str, tmp_pat
 
 
 def test_a_format_that_is_none(tmp_path: Path) -> None:
-    told = [sys.executable, "-m", "streamtrain", "coordinator", "--log-format", "xml"]
-    done = subprocess.run(told, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    told = [*commands.COMMAND, "coordinator", "--log-format", "xml"]
+    done = commands.run(told, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "streamtrain: log.format on the command line must be 'text' or 'json', not 'xml'\n"
 
 
 def test_what_happens_all_the_time_is_due_now_and_then() -> None:
     now = 100.0
-    seldom = logs.Seldom(60.0, lambda: now)
-    assert [seldom.due() for _ in range(5)] == [1, 0, 0, 0, 0]
-    assert seldom.due("another", 7) == 7
+    seldom = logs.LogThrottle(60.0, lambda: now)
+    assert [seldom.allow() for _ in range(5)] == [1, 0, 0, 0, 0]
+    assert seldom.allow("another", 7) == 7
     now += 59.9
-    assert seldom.due(times=3) == 0
+    assert seldom.allow(times=3) == 0
     now += 0.2
-    assert seldom.due(times=0) == 0  # it has not happened
-    assert seldom.due() == 8
-    assert seldom.due() == 0
+    assert seldom.allow(times=0) == 0  # it has not happened
+    assert seldom.allow() == 8
+    assert seldom.allow() == 0

@@ -17,17 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
 
-from streamtrain.cluster.exports import Export
 from streamtrain.errors import CheckpointError, PublicationError, StreamtrainError
+from streamtrain.publish.export import Export
 from streamtrain.serve.registry import HEAD, Registry
-from streamtrain.store.checkpoint import CheckpointReader
-from streamtrain.store.checkpoint_origin import CheckpointOrigin
-from streamtrain.store.epochs import Epochs
-from streamtrain.store.manifest import MANIFEST, _digest
-from streamtrain.store.redis_origin import RedisOrigin
-from tests.checkpoints import write
+from streamtrain.store.checkpoint.checkpoint import CheckpointReader
+from streamtrain.store.checkpoint.epochs import Epochs
+from streamtrain.store.checkpoint.manifest import MANIFEST, _digest
+from streamtrain.store.checkpoint.source import CheckpointOrigin
+from streamtrain.store.redis.source import RedisOrigin
 from tests.serve.conftest import published, redis_binary, redis_url, valkey
 from tests.serve.in_redis import MODEL, InRedis
+from tests.store.checkpoint.checkpoints import write
 
 __all__ = ["published", "redis_binary", "redis_url", "valkey"]
 
@@ -190,7 +190,7 @@ def test_graphs_do_not_come_from_redis(published: InRedis) -> None:
         json.loads(head.publication.spec) | {"dense_optimizer": {"name": EVIL, "class_name": "Lambda"}},
         json.loads(head.publication.spec) | {"dense": [[1 << 40]]},
     ):
-        about = head.publication.as_json() | {"spec": json.dumps(spec), "number": 2}
+        about = head.publication.to_json() | {"spec": json.dumps(spec), "number": 2}
         state = next(
             k
             for k in published.server.call("KEYS", f"*{published.model.keys.model}*")
@@ -240,7 +240,7 @@ def test_names_of_tables_lead_nowhere(published: InRedis, tmp_path: Path) -> Non
         if _has(published, k, b"publication")
     )
     published.server.call(
-        "HSET", state, "publication", json.dumps(head.publication.as_json() | {"spec": json.dumps(spec)})
+        "HSET", state, "publication", json.dumps(head.publication.to_json() | {"spec": json.dumps(spec)})
     )
     origin = RedisOrigin(published.model)
     found = origin.find(None)
@@ -269,7 +269,7 @@ def test_files_of_a_manifest_are_below_it(tmp_path: Path, name: str) -> None:
     content = json.loads(manifest.read_text())
     content["files"][name] = {"bytes": 0, "sha256": "0" * 64}
     manifest.write_bytes(signed(content))
-    with pytest.raises(CheckpointError, match="is no file of a"):
+    with pytest.raises(CheckpointError, match="is not a file of a"):
         CheckpointReader(tmp_path / "c")
 
 

@@ -84,7 +84,7 @@ DecodedColumns decode(SharedDecoder& self, nb::sequence messages, bool with_labe
   views.reserve(held.size());
   for (const nb::handle message : held) {
     if (!PyBytes_Check(message.ptr())) throw nb::type_error("messages must be bytes");
-    views.emplace_back(PyBytes_AS_STRING(message.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(message.ptr())));
+    views.emplace_back(PyBytes_AsString(message.ptr()), static_cast<size_t>(PyBytes_Size(message.ptr())));
   }
   Columns columns;
   {
@@ -152,14 +152,15 @@ void bind_decode(nb::module_& m) {
       .def("__init__",
            [](SharedDecoder* self, std::vector<LabelSpec> labels, std::vector<CategoricalSpec> categoricals,
               std::vector<CrossSpec> crosses, std::vector<NumericSpec> numerics, std::optional<std::string> time,
-              std::optional<std::string> weight, size_t max_message_bytes, size_t max_id_bytes, int max_depth) {
+              std::optional<std::string> weight, size_t max_message_bytes, size_t max_id_bytes, size_t max_ids,
+              int max_depth) {
              new (self) SharedDecoder(DecoderSpec{std::move(labels), std::move(categoricals), std::move(crosses),
                                                   std::move(numerics), std::move(time), std::move(weight),
-                                                  max_message_bytes, max_id_bytes, max_depth});
+                                                  max_message_bytes, max_id_bytes, max_ids, max_depth});
            },
            nb::kw_only(), nb::arg("labels"), nb::arg("categoricals"), nb::arg("crosses"), nb::arg("numerics"),
            nb::arg("time").none(), nb::arg("weight").none(), nb::arg("max_message_bytes") = size_t{1} << 20,
-           nb::arg("max_id_bytes") = 256, nb::arg("max_depth") = 32)
+           nb::arg("max_id_bytes") = 256, nb::arg("max_ids") = 10'000, nb::arg("max_depth") = 32)
       .def("decode", &decode, nb::arg("messages"), nb::arg("with_labels") = true);
 }
 

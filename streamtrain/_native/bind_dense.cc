@@ -48,6 +48,26 @@ nb::object pull(const SharedDense& shared, std::optional<Out<float, nb::ndim<1>>
   return result;
 }
 
+// Values and slots as of one moment, and the number of steps.
+float pull_state(const SharedDense& shared, Out<float, nb::ndim<1>> values, Out<float, nb::ndim<2>> slots) {
+  const size_t size = property<&DenseVector::size>(shared), count = property<&DenseVector::slots>(shared);
+  if (values.size() != size || slots.shape(0) != count || slots.shape(1) != size)
+    throw std::invalid_argument("values must be [size] and slots [number of slots, size]");
+  return read(shared, [&](const DenseVector& dense) {
+    std::copy_n(dense.values().data(), size, values.data());
+    std::copy_n(dense.state().data(), count * size, slots.data());
+    return dense.steps();
+  });
+}
+
+bool change(SharedDense& shared, Vector by, In<float, nb::ndim<2>> added, Vector decay, float steps) {
+  const size_t size = property<&DenseVector::size>(shared), count = property<&DenseVector::slots>(shared);
+  if (by.size() != size || added.shape(0) != count || added.shape(1) != size || decay.size() != count)
+    throw std::invalid_argument("by must be [size], added [number of slots, size] and decay [number of slots]");
+  nb::gil_scoped_release release;
+  return shared.write([&](DenseVector& dense) { return dense.change(by.data(), added.data(), decay.data(), steps); });
+}
+
 nb::object slots(const SharedDense& shared) {
   const size_t size = property<&DenseVector::size>(shared), count = property<&DenseVector::slots>(shared);
   auto copy = read(shared, [&](const DenseVector& dense) {
@@ -84,6 +104,8 @@ void bind_dense(nb::module_& m) {
       .def_prop_ro("slots", &slots)
       .def_prop_ro("steps", &property<&DenseVector::steps>)
       .def("pull", &pull, "out"_a.noconvert() = nb::none())
+      .def("pull_state", &pull_state, "values"_a.noconvert(), "slots"_a.noconvert())
+      .def("change", &change, "by"_a, "added"_a, "decay"_a, "steps"_a)
       .def("apply", &apply, "gradient"_a, "rate"_a = nb::none())
       .def("load", &load, "values"_a, "slots"_a, "steps"_a);
 }

@@ -6,6 +6,7 @@
 #include "bind.h"
 #include "cross.h"
 #include "hash.h"
+#include "place.h"
 
 namespace streamtrain {
 namespace {
@@ -73,6 +74,13 @@ auto shards_of(In<uint64_t, nb::ndim<1>> keys, uint32_t shards) {
   return to_numpy(std::move(owners));
 }
 
+// The keys at some places, which differ from process to process: for tests of keys that collide.
+auto keys_at(In<uint64_t, nb::ndim<1>> places) {
+  std::vector<uint64_t> keys(places.shape(0));
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = kPlacement.key_at(places.data()[i]);
+  return to_numpy(std::move(keys));
+}
+
 }  // namespace
 
 void bind_hash(nb::module_& m) {
@@ -83,6 +91,7 @@ void bind_hash(nb::module_& m) {
   m.def("hash_strings", &hash_strings<int64_t>);
   m.def("cross_ragged", &cross_ragged);
   m.def("shards_of", &shards_of);
+  m.def("keys_at", &keys_at);
 }
 
 }  // namespace streamtrain

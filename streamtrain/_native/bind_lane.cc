@@ -1,5 +1,6 @@
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -10,7 +11,7 @@
 namespace streamtrain {
 namespace {
 
-constexpr int kLook = 1000;            // milliseconds between two looks for signals
+constexpr double kForEver = std::numeric_limits<double>::infinity();
 constexpr size_t kQuick = 256 * 1024;  // bytes whose copying is not worth letting other threads run meanwhile
 
 // What the operating system refuses is an OSError.
@@ -36,44 +37,78 @@ Lane take(int fd, nb::bytes nonce) {
 
 nb::bytes nonce(const Lane& lane) { return nb::bytes(lane.nonce().data(), lane.nonce().size()); }
 
-bool write(Lane& lane, nb::bytes data) {
+// How long to wait, with the interpreter's lock let go; signals are looked for now and then, as Python's own waiting does.
+Lane::Patience patience_of(double seconds) {
+  return {seconds, [] {
+            nb::gil_scoped_acquire acquire;
+            return PyErr_CheckSignals() == 0;
+          }};
+}
+
+// Whether it is done; false: the lane is closed.
+bool done(Lane::Result result, double seconds) {
+  if (result == Lane::Result::kStopped) throw nb::python_error();  // that of the signal's handler
+  if (result == Lane::Result::kLate) {
+    PyErr_Format(PyExc_TimeoutError, "the other side of a lane has neither read nor written anything for %s seconds",
+                 nb::str(nb::float_(seconds)).c_str());
+    throw nb::python_error();
+  }
+  return result == Lane::Result::kDone;
+}
+
+bool write(Lane& lane, nb::bytes data, double seconds) {
   const char* from = data.c_str();
   const size_t size = data.size();
-  nb::gil_scoped_release release;
-  return lane.write(from, size);
-}
-
-// Waits with the interpreter's lock let go, and looks for signals now and then, as Python's own waiting does.
-bool begun(Lane& lane, uint64_t& size) {
-  while (true) {
-    Lane::Heard heard;
-    {
-      nb::gil_scoped_release release;
-      heard = lane.begin(size, kLook);
-    }
-    if (heard != Lane::Heard::kNothing) return heard == Lane::Heard::kMessage;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-  }
-}
-
-nb::object read(Lane& lane, size_t limit) {
-  uint64_t size = 0;
-  if (!begun(lane, size)) return nb::none();
-  if (size > limit)
-    throw std::invalid_argument("a message of " + std::to_string(size) + " bytes; at most " + std::to_string(limit));
-  nb::object data = nb::steal(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(size)));
-  if (!data.is_valid()) throw nb::python_error();
-  char* to = PyBytes_AS_STRING(data.ptr());
-  if (size <= kQuick && lane.ready() >= size) {
-    lane.finish(to, size);
-    return data;
-  }
-  bool is_whole;
+  const Lane::Patience patience = patience_of(seconds);
+  Lane::Result result;
   {
     nb::gil_scoped_release release;
-    is_whole = lane.finish(to, size);
+    result = lane.write(from, size, patience);
   }
-  return is_whole ? data : nb::none();
+  return done(result, seconds);
+}
+
+bool try_write(Lane& lane, nb::bytes data) { return lane.try_write(data.c_str(), data.size()); }
+
+// The reading of one thread: parts of messages would go to different ones.
+class Turn {
+ public:
+  explicit Turn(Lane& lane) : lane_(lane) {
+    if (!lane.enter()) throw std::runtime_error("another thread is reading from this lane; only one may");
+  }
+  ~Turn() { lane_.leave(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Lane& lane_;
+};
+
+nb::object read(Lane& lane, size_t limit, double seconds) {
+  const Turn turn(lane);
+  const Lane::Patience patience = patience_of(seconds);
+  uint64_t size = 0;
+  Lane::Result result;
+  {
+    nb::gil_scoped_release release;
+    result = lane.begin(size, limit, patience);
+  }
+  if (!done(result, seconds)) return nb::none();
+  nb::object data = nb::steal(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(size)));
+  if (!data.is_valid()) {
+    lane.close();  // what follows would be taken for the next message
+    throw nb::python_error();
+  }
+  char* to = PyBytes_AsString(data.ptr());
+  if (size <= kQuick && lane.ready() >= size) {
+    lane.finish(to, size, patience);
+    return data;
+  }
+  {
+    nb::gil_scoped_release release;
+    result = lane.finish(to, size, patience);
+  }
+  return done(result, seconds) ? data : nb::none();
 }
 
 }  // namespace
@@ -85,8 +120,9 @@ void bind_lane(nb::module_& m) {
       .def_static("take", &take, "fd"_a, "nonce"_a)
       .def_prop_ro("fd", &Lane::fd)
       .def_prop_ro("nonce", &nonce)
-      .def("write", &write, "data"_a)
-      .def("read", &read, "limit"_a)
+      .def("write", &write, "data"_a, "seconds"_a = kForEver)
+      .def("try_write", &try_write, "data"_a)
+      .def("read", &read, "limit"_a, "seconds"_a = kForEver)
       .def("close", &Lane::close);
 }
 

@@ -1,12 +1,16 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdlib>
+#include <mutex>
 #include <string>
 #include <tuple>
 
 #include "bind.h"
+#include "micro.h"
 #include "plan.h"
 #include "planner.h"
 
@@ -30,12 +34,20 @@ PlanSpec spec_of(const std::vector<FeatureTuple>& features, std::vector<uint32_t
   return PlanSpec(std::move(plans), std::move(dims), shards);
 }
 
-Plan build(Planner& planner, In<uint64_t, nb::ndim<1>> keys, In<int64_t, nb::ndim<1>> starts,
+// A planner that threads share.
+struct SharedPlanner {
+  explicit SharedPlanner(PlanSpec spec) : planner(std::move(spec)) {}
+  Planner planner;
+  std::mutex mutex;
+};
+
+Plan build(SharedPlanner& self, In<uint64_t, nb::ndim<1>> keys, In<int64_t, nb::ndim<1>> starts,
            In<int32_t, nb::ndim<2>> offsets, In<double, nb::ndim<1>> times) {
   const KeyColumns in{{keys.data(), keys.size()}, {starts.data(), starts.size()},
                       {offsets.data(), offsets.size()}, {times.data(), times.size()}};
   nb::gil_scoped_release release;
-  return planner.build(in);
+  const std::lock_guard lock(self.mutex);
+  return self.planner.build(in);
 }
 
 // A view of a vector that lives as long as the plan.
@@ -69,15 +81,65 @@ auto unpool(const Plan& plan, In<float, nb::ndim<2>> gradient) {
   return out;
 }
 
+using Kinds = std::vector<std::pair<std::string, uint32_t>>;
+
+std::vector<std::pair<MicroPlan::Kind, uint32_t>> kinds_of(const Kinds& given) {
+  std::vector<std::pair<MicroPlan::Kind, uint32_t>> kinds;
+  for (const auto& [name, slots] : given) {
+    if (name != "single" && name != "list" && name != "sequence")
+      throw std::invalid_argument("a feature is single, list or sequence, not " + name);
+    kinds.emplace_back(name == "single" ? MicroPlan::Kind::kSingle
+                       : name == "list" ? MicroPlan::Kind::kList
+                                        : MicroPlan::Kind::kSequence,
+                       slots);
+  }
+  return kinds;
+}
+
+auto micro_index(const MicroPlan& micro, size_t group, uint32_t steps, uint32_t width, int32_t none) {
+  auto out = aligned_numpy<int32_t>({steps, width});
+  micro.index(group, steps, width, none, out.data());
+  return out;
+}
+
+auto micro_live(const MicroPlan& micro, size_t group, uint32_t steps, uint32_t width,
+                std::optional<In<uint8_t, nb::ndim<1>>> awaited) {
+  if (awaited && awaited->size() != micro.rows(group)) throw nb::value_error("awaited must have one entry per row");
+  auto out = aligned_numpy<float>({steps, width});
+  micro.live(group, steps, width, awaited ? awaited->data() : nullptr, out.data());
+  return out;
+}
+
+auto micro_occurrences(const MicroPlan& micro, size_t group, uint32_t steps, const Kinds& kinds, int32_t none) {
+  size_t stride = 0;
+  for (const auto& [name, slots] : kinds) stride += slots;
+  auto out = aligned_numpy<int32_t>({steps, stride});
+  micro.occurrences(group, steps, kinds_of(kinds), none, out.data());
+  return out;
+}
+
+nb::tuple micro_segments(const MicroPlan& micro, uint32_t feature, uint32_t steps, uint32_t slots) {
+  auto segments = aligned_numpy<int32_t>({steps, slots});
+  auto scales = aligned_numpy<float>({steps, micro.size()});
+  micro.segments(feature, steps, slots, segments.data(), scales.data());
+  return nb::make_tuple(segments, scales);
+}
+
+nb::tuple micro_order(const MicroPlan& micro, size_t group, uint32_t width) {
+  MicroPlan::Order order = micro.order(group, width);
+  return nb::make_tuple(to_numpy(std::move(order.positions)), to_numpy(std::move(order.repeats)),
+                        to_numpy(std::move(order.counts)));
+}
+
 }  // namespace
 
 void bind_plan(nb::module_& m) {
-  nb::class_<Planner>(m, "Planner")
-      .def("__init__", [](Planner* self, const std::vector<FeatureTuple>& features, std::vector<uint32_t> dims,
-                          uint32_t shards) { new (self) Planner(spec_of(features, std::move(dims), shards)); },
+  nb::class_<SharedPlanner>(m, "Planner")
+      .def("__init__", [](SharedPlanner* self, const std::vector<FeatureTuple>& features, std::vector<uint32_t> dims,
+                          uint32_t shards) { new (self) SharedPlanner(spec_of(features, std::move(dims), shards)); },
            nb::arg("features"), nb::arg("dims"), nb::arg("shards"))
-      .def_prop_ro("width", [](const Planner& p) { return p.spec().width(); })
-      .def_prop_ro("columns", [](const Planner& p) { return p.spec().columns; })
+      .def_prop_ro("width", [](const SharedPlanner& p) { return p.planner.spec().width(); })
+      .def_prop_ro("columns", [](const SharedPlanner& p) { return p.planner.spec().columns; })
       .def("plan", &build, nb::arg("keys"), nb::arg("starts"), nb::arg("offsets"), nb::arg("times"));
 
   nb::class_<Plan>(m, "Plan")
@@ -89,8 +151,27 @@ void bind_plan(nb::module_& m) {
       .def("times", [](nb::handle_t<Plan> p, size_t t) { return view(p, table_at(nb::cast<const Plan&>(p), t).times); })
       .def("shard_starts",
            [](nb::handle_t<Plan> p, size_t t) { return view(p, table_at(nb::cast<const Plan&>(p), t).shard_starts); })
+      .def("common", [](const Plan& plan, const Plan& other, size_t table) {
+        table_at(plan, table), table_at(other, table);
+        auto [mine, theirs] = plan.common(other, table);
+        return nb::make_tuple(to_numpy(std::move(mine)), to_numpy(std::move(theirs)));
+      }, nb::arg("other"), nb::arg("table"))
       .def("pool", &pool, nb::arg("rows"), nb::arg("extra_columns") = 0)
       .def("unpool", &unpool, nb::arg("gradient"));
+
+  nb::class_<MicroPlan>(m, "MicroPlan")
+      .def("__init__", [](MicroPlan* self, const Plan& plan, uint32_t size,
+                          const std::vector<std::vector<uint32_t>>& groups) { new (self) MicroPlan(plan, size, groups); },
+           nb::arg("plan"), nb::arg("size"), nb::arg("groups"), nb::keep_alive<1, 2>())
+      .def_prop_ro("steps", &MicroPlan::steps)
+      .def_prop_ro("lengths", &MicroPlan::lengths)
+      .def("rows", &MicroPlan::rows, nb::arg("group"))
+      .def("width", &MicroPlan::width, nb::arg("group"))
+      .def("index", &micro_index, nb::arg("group"), nb::arg("steps"), nb::arg("width"), nb::arg("none"))
+      .def("live", &micro_live, nb::arg("group"), nb::arg("steps"), nb::arg("width"), nb::arg("awaited").none())
+      .def("occurrences", &micro_occurrences, nb::arg("group"), nb::arg("steps"), nb::arg("kinds"), nb::arg("none"))
+      .def("segments", &micro_segments, nb::arg("feature"), nb::arg("steps"), nb::arg("slots"))
+      .def("order", &micro_order, nb::arg("group"), nb::arg("width"));
 }
 
 }  // namespace streamtrain

@@ -1,6 +1,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string_view.h>
 
+#include <limits>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string_view>
@@ -68,7 +70,7 @@ Init init_of(std::string_view kind, float scale, uint64_t seed) {
 template <typename Fill>
 nb::object rows_into(std::optional<Out<float, nb::ndim<2>>> out, size_t count, size_t dim, Fill fill) {
   if (out) {
-    require(out->shape(0) == count && out->shape(1) == dim, "out must be [number of keys, dim]");
+    require(out->shape(0) == count && out->shape(1) == dim, "out must be [number of keys, floats of a row]");
     {
       nb::gil_scoped_release release;
       fill(out->data());
@@ -116,13 +118,29 @@ nb::object pull(const SharedTable& t, Keys keys, std::optional<Out<float, nb::nd
                    [&](float* data) { t.pull(keys.data(), keys.shape(0), data); });
 }
 
-PushResult push(SharedTable& t, Keys keys, Matrix gradients, Words counts, Words times, std::optional<float> rate) {
+nb::tuple pull_state(const SharedTable& t, Keys keys, std::optional<Out<float, nb::ndim<2>>> out) {
   const size_t n = keys.shape(0);
-  check(gradients, n, t.layout().dim, "gradients must be [number of keys, dim]");
-  check(counts, n, "counts must have as many elements as keys");
+  std::vector<uint8_t> awaited(n);
+  nb::object rows = rows_into(out, n, size_t{t.layout().dim} + t.layout().state_size,
+                              [&](float* data) { t.pull_state(keys.data(), n, data, awaited.data()); });
+  return nb::make_tuple(rows, to_numpy(std::move(awaited)));
+}
+
+PushResult push(SharedTable& t, Keys keys, Matrix gradients, Words counts, Words times, std::optional<float> rate,
+                std::optional<Words> repeats) {
+  const size_t n = keys.shape(0);
+  uint64_t total = n;
+  if (repeats) {
+    check(*repeats, n, "repeats must have as many elements as keys");
+    total = std::accumulate(repeats->data(), repeats->data() + n, uint64_t{0});
+  }
+  require(total < std::numeric_limits<uint32_t>::max(), "there must be fewer than 2^32 - 1 gradients");
+  check(gradients, total, t.layout().dim, "gradients must be [number of keys, or sum of repeats, dim]");
+  check(counts, total, "counts must have as many elements as there are gradients");
   check(times, n, "times must have as many elements as keys");
   nb::gil_scoped_release release;
-  return t.push(keys.data(), gradients.data(), counts.data(), times.data(), n, rate);
+  return t.push({keys.data(), repeats ? repeats->data() : nullptr, gradients.data(), counts.data(), times.data(), n},
+                rate);
 }
 
 uint64_t load(SharedTable& t, Keys keys, Matrix embeddings, Matrix state, Words counts, Words last_seen) {
@@ -256,6 +274,11 @@ void bind_parts(nb::module_& m) {
 void bind_table(nb::module_& m) {
   using namespace nb::literals;
   bind_parts(m);
+  m.def("state_size", [](std::string_view optimizer, size_t dim) {
+    require(dim >= 1 && dim <= kMaxDim, "dim must be between 1 and 4096");
+    const Optimizer made = make_optimizer(optimizer, {0.1f, 1e-7f, 0.9f, 0.999f, 1.0f, 0.0f, 0.0f});
+    return std::visit([&](const auto& one) { return one.state_size(dim); }, made);
+  }, "optimizer"_a, "dim"_a);
   m.def("birth", &birth_rows, "keys"_a.noconvert(), "dim"_a, nb::kw_only(), "seed"_a, "init"_a = "uniform",
         "init_scale"_a = 0.01f, "dtype"_a = "float32", "out"_a.noconvert() = nb::none());
   nb::class_<SharedTable>(m, "Table")
@@ -269,8 +292,9 @@ void bind_table(nb::module_& m) {
       .def("__len__", &SharedTable::size, Released())
       .def("stats", &stats)
       .def("pull", &pull, "keys"_a.noconvert(), "out"_a.noconvert() = nb::none())
+      .def("pull_state", &pull_state, "keys"_a.noconvert(), "out"_a.noconvert() = nb::none())
       .def("push", &push, "keys"_a.noconvert(), "gradients"_a.noconvert(), "counts"_a.noconvert(),
-           "times"_a.noconvert(), "rate"_a = nb::none())
+           "times"_a.noconvert(), "rate"_a = nb::none(), "repeats"_a.noconvert() = nb::none())
       .def("load", &load, "keys"_a.noconvert(), "embeddings"_a.noconvert(), "state"_a.noconvert(),
            "counts"_a.noconvert(), "last_seen"_a.noconvert())
       .def("remove", &remove_keys, "keys"_a.noconvert())

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "bits.h"
 #include "half.h"
 
 namespace streamtrain {
@@ -25,13 +26,6 @@ namespace streamtrain {
 inline constexpr size_t kMaxDim = 4096;
 inline constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ULL;
 inline constexpr uint64_t kNoise = 0xD1B54A32D192ED03ULL;
-
-// The finaliser of splitmix64: a bijection in which every input bit changes every output bit with probability 1/2.
-inline uint64_t mix64(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-  return z ^ (z >> 31);
-}
 
 enum class InitKind : uint8_t { kUniform, kConstant };
 

@@ -49,6 +49,7 @@ struct DecoderSpec {
   std::vector<NumericSpec> numerics;
   std::optional<std::string> time, weight;
   size_t max_message_bytes, max_id_bytes;
+  size_t max_ids;  // of a sample, over all features and crosses
   int max_depth;
 };
 

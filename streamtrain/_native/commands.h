@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "birth.h"
+#include "place.h"
 
 namespace streamtrain {
 
@@ -60,15 +60,14 @@ inline Grouped group_by_bucket(std::span<const int64_t> of) {
 inline std::vector<int64_t> last_of_each(std::span<const uint64_t> keys) {
   if (keys.size() >= std::numeric_limits<uint32_t>::max())
     throw std::invalid_argument("there must be fewer than 2^32 - 1 keys");
-  const size_t mask = std::bit_ceil(2 * keys.size() + 1) - 1;
-  std::vector<uint32_t> slots(mask + 1);  // index of a key and one more; 0: empty
+  KeySlots slots;
+  slots.reset(keys.size());
   std::vector<int64_t> out;
   out.reserve(keys.size());
   for (size_t i = keys.size(); i-- > 0;) {
-    size_t slot = mix64(keys[i]) & mask;
-    while (slots[slot] && keys[slots[slot] - 1] != keys[i]) slot = (slot + 1) & mask;
-    if (slots[slot]) continue;
-    slots[slot] = static_cast<uint32_t>(i + 1);
+    uint32_t& slot = slots.find(keys[i], keys.data());
+    if (slot) continue;
+    slot = static_cast<uint32_t>(i + 1);
     out.push_back(static_cast<int64_t>(i));
   }
   return {out.rbegin(), out.rend()};

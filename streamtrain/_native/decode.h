@@ -66,6 +66,11 @@ class Decoder {
   // Where the keys of `feature` in sample `row` begin.
   int32_t& offset(size_t feature, size_t row) { return offsets_[feature * stride_ + row]; }
 
+  // How many keys of `feature` the sample that is being read into row `row` has.
+  size_t added(size_t feature, size_t row) {
+    return features_[feature].keys.size() - static_cast<size_t>(offset(feature, row));
+  }
+
   DecoderSpec spec_;
   SampleReader reader_;
   std::vector<Feature> features_;
@@ -88,6 +93,7 @@ inline Decoder::Decoder(DecoderSpec spec)
   };
   require(spec_.max_message_bytes >= 2 && spec_.max_message_bytes <= size_t{1} << 30,
           "max_message_bytes must be between 2 and 2**30");
+  require(spec_.max_ids >= 1, "max_ids must be 1 or more");
   require(spec_.max_depth >= 1 && spec_.max_depth <= 256, "max_depth must be between 1 and 256");
   if (spec_.time) time_field_ = reader_.field(*spec_.time, kTime, kTime);
   for (const LabelSpec& label : spec_.labels) label_fields_.push_back(reader_.field(label.field, kNumber, 0));
@@ -169,10 +175,16 @@ inline bool Decoder::sample(std::string_view message, size_t row, bool with_labe
   if (with_labels && !labels_of(out.labels.data() + row * spec_.labels.size())) return false;
   if (with_labels && weight_field_ >= 0 && !weight_of(out.weights[row])) return false;
   const size_t categoricals = spec_.categoricals.size();
-  for (size_t c = 0; c < categoricals; ++c)
+  size_t ids = 0;
+  for (size_t c = 0; c < categoricals; ++c) {
     if (!categorical_of(features_[c])) return false;
-  for (size_t c = 0; c < spec_.crosses.size(); ++c)
+    if ((ids += added(c, row)) > spec_.max_ids) return refuse(Reason::kTooManyIds, features_[c].field);
+  }
+  for (size_t c = 0; c < spec_.crosses.size(); ++c) {
     if (!cross_of(c, row)) return false;
+    if ((ids += added(categoricals + c, row)) > spec_.max_ids)
+      return refuse(Reason::kTooManyIds, cross_names_ + static_cast<int32_t>(c));
+  }
   for (size_t i = 0; i < numerics(); ++i)
     if (!number_of(i, out.numeric[row * numerics() + i])) return false;
   return true;

@@ -10,6 +10,19 @@
 // cleared, and a row that comes to an id gets no such bit. The reader takes what was put aside, and skips ids in the
 // queue without the bit. So little piles up as long as it keeps reading, and sealing takes no time.
 //
+// What becomes of a row, by the state of the channel and the row's bit in it:
+//
+//                 it changes              it is removed            a key comes to its id     its turn comes
+//   open, clear   queued, bit set         tombstone                tombstone taken back      (not in the queue)
+//   open, set     -                       tombstone, bit stays     tombstone taken back      read if live, bit cleared
+//   sealed, clear -                       -                        -                         skipped
+//   sealed, set   put aside, bit cleared  put aside, bit cleared   bit cleared               read if live, bit cleared
+//   closing       -                       -                        -                         bit cleared, not read
+//   free          no bits are set, and nothing is done
+//
+// Tombstones of a sealed channel stay what they are. A channel goes from free to open to sealed; from either to closing,
+// and from there, once no row has its bit, to free.
+//
 // Thread safety: external synchronisation. Queues are deques: they grow and shrink without copying.
 #pragma once
 

@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "birth.h"
+#include "bits.h"
 #include "rows.h"
 
 namespace streamtrain {

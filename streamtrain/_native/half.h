@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "bits.h"
+
 namespace streamtrain {
 
 enum class Storage : uint8_t { kFloat32, kBfloat16, kFloat16 };
@@ -72,14 +74,6 @@ struct Float16 {
     return static_cast<uint16_t>(std::min(magnitude, kLargest) | (bits & 0x80000000) >> 16);
   }
 };
-
-// A copy of `dim` floats in place, as rows are too short to be worth a call of memcpy.
-inline void copy_floats(const std::byte* from, float* to, size_t dim) {
-  constexpr size_t kStep = 8;
-  size_t j = 0;
-  for (; j + kStep <= dim; j += kStep) std::memcpy(to + j, from + j * sizeof(float), kStep * sizeof(float));
-  for (; j < dim; ++j) std::memcpy(to + j, from + j * sizeof(float), sizeof(float));
-}
 
 // `dim` stored elements as floats.
 inline void widen(Storage storage, const std::byte* from, float* to, size_t dim) {

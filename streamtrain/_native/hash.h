@@ -4,11 +4,8 @@
 // and its decimal string are the same key. A cross of ids is XXH64 over their keys, little-endian, in order.
 // Algorithm: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md (XXH64).
 //
-// Bits of a key, so that no two parts of the system divide keys by the same ones:
-//   63..48  hash slot, which maps to a shard          (shard_of)
-//   47..16  position within a table segment           (index.h)
-//   21..10  tag and filter within it                  (index.h)
-//    9..0   table segment                             (index.h)
+// Bits 63..48 of a key are its hash slot, which maps to a shard (shard_of); Redis' buckets go by others. The tables of a
+// process go by none of them, but by the place of a key under a secret (place.h).
 //
 // Thread safety: pure functions.
 #pragma once
@@ -17,7 +14,8 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+
+#include "bits.h"
 
 namespace streamtrain {
 
@@ -26,11 +24,6 @@ inline constexpr uint64_t kPrime2 = 0xC2B2AE3D27D4EB4FULL;
 inline constexpr uint64_t kPrime3 = 0x165667B19E3779F9ULL;
 inline constexpr uint64_t kPrime4 = 0x85EBCA77C2B2AE63ULL;
 inline constexpr uint64_t kPrime5 = 0x27D4EB2F165667C5ULL;
-
-static_assert(std::endian::native == std::endian::little, "keys are defined over little-endian words");
-
-inline uint64_t load64(const char* p) { uint64_t v; std::memcpy(&v, p, 8); return v; }
-inline uint32_t load32(const char* p) { uint32_t v; std::memcpy(&v, p, 4); return v; }
 
 inline uint64_t xxh64_round(uint64_t acc, uint64_t lane) { return std::rotl(acc + lane * kPrime2, 31) * kPrime1; }
 

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "hash.h"
+#include "bits.h"
 #include "number.h"
 #include "reason.h"
 #include "simd.h"

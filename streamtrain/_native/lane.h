@@ -1,11 +1,12 @@
 // Lane: messages between two processes of one machine, through memory that both have mapped.
 //
-// One process makes a lane, the other takes it by its file descriptor. There is a ring of bytes for each direction; a
-// message is its length, eight bytes little-endian, and its bytes, and may be longer than the ring. Who has nothing to
-// read, or no room to write, sleeps on a futex of its side, which the other one wakes.
+// One process makes a lane, the other takes it by its file descriptor. There is a ring of bytes for each direction
+// (ring.h); a message is its length, eight bytes little-endian, and its bytes, and may be longer than the ring. Who has
+// nothing to read, or no room to write, sleeps on a futex of its side, which the other one wakes.
 //
-// The other side is not trusted. What it writes is copied before anybody looks at it; its positions are checked; and the
-// file is sealed, so that it cannot be cut short under who reads it.
+// The other side is not trusted. What it writes is copied before anybody looks at it; its positions are checked; the file
+// is sealed, so that it cannot be cut short under who reads it; and nobody waits for it for longer than he has said. A
+// message that is given up in the middle closes this side of the lane, as nothing could follow on it.
 //
 // Thread safety: each side may read in one thread and write in several; `close` may be called by any.
 #pragma once
@@ -22,14 +23,19 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
+
+#include "ring.h"
 
 namespace streamtrain {
 
@@ -39,176 +45,234 @@ class Lane {
 
   static constexpr size_t kRing = size_t{1} << 20;  // bytes of each direction: both fit into a core's second-level cache
 
+  // What became of a message. kLate: the other side has done nothing for too long; kStopped: `Patience::go_on` said so.
+  enum class Result { kDone, kClosed, kLate, kStopped };
+
+  // How long to wait.
+  struct Patience {
+    double seconds;                // in which the other side does nothing at all: it neither reads nor writes; may be infinite
+    std::function<bool()> go_on;   // asked now and then, at least every second while waiting
+  };
+
   // A new lane. The side that calls this is its maker.
   static Lane make() {
     const int fd = memfd_create("streamtrain-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) fail("memfd_create");
-    Lane lane(fd, 0);
+    auto memory = std::make_unique<Memory>(fd);
     if (ftruncate(fd, sizeof(Shared)) < 0 || fcntl(fd, F_ADD_SEALS, kSeals) < 0) fail("a lane's memory");
-    lane.map();
-    if (getrandom(lane.shared_->nonce.data(), lane.shared_->nonce.size(), 0) != ssize_t(lane.shared_->nonce.size()))
-      fail("getrandom");
-    return lane;
+    memory->map();
+    Nonce& nonce = memory->shared->nonce;
+    if (getrandom(nonce.data(), nonce.size(), 0) != ssize_t(nonce.size())) fail("getrandom");
+    return Lane(std::move(memory), 0);
   }
 
   // The other side of a lane: takes over `fd`.
   // Throws: std::invalid_argument if it is no lane, or not the one with this nonce.
   static Lane take(int fd, const Nonce& nonce) {
-    Lane lane(fd, 1);
+    auto memory = std::make_unique<Memory>(fd);
     struct stat about;
     const int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & kSeals) != kSeals || fstat(fd, &about) < 0 || about.st_size != off_t(sizeof(Shared)))
       throw std::invalid_argument("the file is no lane");
-    lane.map();
-    if (lane.shared_->nonce != nonce) throw std::invalid_argument("the file is another lane");
-    return lane;
+    memory->map();
+    if (memory->shared->nonce != nonce) throw std::invalid_argument("the file is another lane");
+    return Lane(std::move(memory), 1);
   }
 
-  Lane(Lane&& other) noexcept
-      : fd_(std::exchange(other.fd_, -1)), side_(other.side_), shared_(std::exchange(other.shared_, nullptr)) {}
+  Lane(Lane&& other) noexcept  // before anybody uses it
+      : memory_(std::move(other.memory_)), side_(other.side_), out_(other.out_), in_(other.in_) {}
   Lane& operator=(Lane&&) = delete;
-  ~Lane() {
-    if (shared_ != nullptr) munmap(shared_, sizeof(Shared));
-    if (fd_ >= 0) ::close(fd_);
-  }
 
-  int fd() const { return fd_; }
-  const Nonce& nonce() const { return shared_->nonce; }
+  int fd() const { return memory_->fd; }
+  const Nonce& nonce() const { return memory_->shared->nonce; }
 
-  // Writes a message; false: the lane is closed. A maker that finds no room takes in what there is to read, so that two
-  // sides that write to each other never wait for each other.
-  bool write(const char* data, size_t size) {
+  // Writes a message. A maker that finds no room takes in what there is to read, so that two sides that write to each
+  // other never wait for each other.
+  // Throws: std::invalid_argument if the other side has damaged the lane.
+  Result write(const char* data, size_t size, const Patience& patience) {
     std::lock_guard guard(writing_);
     const uint64_t length = size;
-    return put(reinterpret_cast<const char*>(&length), sizeof(length)) && put(data, size);
+    Wait wait(*this, patience);
+    Result result = put(reinterpret_cast<const char*>(&length), sizeof(length), wait);
+    if (result == Result::kDone) result = put(data, size, wait);
+    if (result != Result::kDone) close();
+    return result;
   }
 
-  enum class Heard { kMessage, kNothing, kClosed };
+  // Writes a message if that takes no waiting at all; false: it does, or the lane is closed. Errors as of `write`.
+  bool try_write(const char* data, size_t size) {
+    std::unique_lock guard(writing_, std::try_to_lock);
+    const uint64_t length = size;
+    if (!guard.owns_lock() || closed_.load() || out_.room() < sizeof(length) + size) return false;
+    out_.write(reinterpret_cast<const char*>(&length), sizeof(length));
+    out_.write(data, size);
+    notify();
+    return true;
+  }
 
-  // Waits for the beginning of a message, for at most so long; kMessage: `size` is its length, and `finish` must follow.
-  // Throws: std::invalid_argument if the other side has written nonsense.
-  Heard begin(uint64_t& size, int milliseconds) {
+  // Waits for the beginning of a message, whose length is then `size`; `finish` must follow. Not kDone: nothing was read.
+  // Throws: std::invalid_argument if the other side has written nonsense, or a message of more than `limit` bytes.
+  Result begin(uint64_t& size, uint64_t limit, const Patience& patience) {
+    Wait wait(*this, patience);
     while (true) {
       const uint32_t seen = event().load();
-      if (closed_.load()) return Heard::kClosed;  // also if there is more to read: nobody waits for the answer
-      if (available() >= sizeof(size)) break;
-      if (!sleep(seen, milliseconds)) return Heard::kNothing;
+      if (closed_.load()) return Result::kClosed;  // also if there is more to read: nobody waits for the answer
+      if (ready() >= sizeof(size)) break;
+      if (const Result result = wait.more(seen); result != Result::kDone) return result;
     }
     get(reinterpret_cast<char*>(&size), sizeof(size));
-    return Heard::kMessage;
+    if (size <= limit) return Result::kDone;
+    close();
+    throw std::invalid_argument("a message of " + std::to_string(size) + " bytes; at most " + std::to_string(limit));
   }
 
   // How much of what is being read is there already.
-  size_t ready() { return available(); }
+  size_t ready() {
+    std::lock_guard guard(reading_);
+    return aside_.size() - aside_read_ + in_.available();
+  }
 
-  // Reads the bytes of a message that has begun; false: the lane is closed.
-  bool finish(char* to, size_t size) {
+  // Reads the bytes of a message that has begun.
+  Result finish(char* to, size_t size, const Patience& patience) {
+    Wait wait(*this, patience);
     while (size > 0) {
       const uint32_t seen = event().load();
-      const size_t part = std::min(size, available());
+      const size_t part = std::min(size, ready());
       if (part == 0) {
-        if (closed_.load()) return false;
-        sleep(seen, kLook);
-        continue;
+        const Result result = closed_.load() ? Result::kClosed : wait.more(seen);
+        if (result == Result::kDone) continue;
+        close();
+        return result;
       }
       get(to, part);
+      wait.moved();
       to += part;
       size -= part;
     }
-    return true;
+    return Result::kDone;
   }
 
   // Ends what this side waits for. The other side does not notice.
   void close() {
     closed_.store(true);
-    event().fetch_add(1);
-    wake(event());
+    Side& mine = memory_->shared->sides[side_];
+    Word(mine.event).fetch_add(1);
+    wake(mine);
   }
+
+  // Whether this call begins to be the one that reads; `leave` must follow.
+  bool enter() { return !is_read_.exchange(true); }
+  void leave() { is_read_.store(false); }
 
  private:
   static constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  static constexpr int kLook = 1000;  // milliseconds after which a sleeper looks again, whatever happens
+  static constexpr double kLook = 1.0;        // seconds after which a sleeper looks again, whatever happens
   static constexpr size_t kPart = kRing / 4;  // how much is written before the other side may begin to read it
 
-  struct Ring {
-    alignas(64) std::atomic<uint64_t> written{0};
-    alignas(64) std::atomic<uint64_t> read{0};
-    alignas(64) char bytes[kRing];
-  };
   struct Side {
-    alignas(64) std::atomic<uint32_t> event{0};  // grows whenever the other side has written or read
-    std::atomic<uint32_t> sleeping{0};
+    alignas(64) uint32_t event;  // grows whenever the other side has written or read
+    uint32_t sleeping;
   };
   struct Shared {
     Nonce nonce;
     Side sides[2];
-    Ring rings[2];  // the maker writes the first one
+    RingMemory<kRing> rings[2];  // the maker writes the first one
   };
-  static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+  using Word = std::atomic_ref<uint32_t>;
+  static_assert(Word::is_always_lock_free);
 
-  Lane(int fd, int side) : fd_(fd), side_(side) {}
+  // The file, and where it is mapped.
+  struct Memory {
+    explicit Memory(int fd_) : fd(fd_) {}
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    ~Memory() {
+      if (shared != nullptr) munmap(shared, sizeof(Shared));
+      ::close(fd);
+    }
 
-  void map() {
-    void* at = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-    if (at == MAP_FAILED) fail("mmap");
-    shared_ = static_cast<Shared*>(at);
-  }
+    void map() {
+      void* at = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+      if (at == MAP_FAILED) fail("mmap");
+      shared = static_cast<Shared*>(at);
+    }
+
+    const int fd;
+    Shared* shared = nullptr;
+  };
+
+  // The waiting of one call. Time counts from when there is first nothing to do, and from each time that it has moved on.
+  class Wait {
+   public:
+    Wait(Lane& lane, const Patience& patience) : lane_(lane), patience_(patience) {}
+
+    void moved() { has_moved_ = true; }
+
+    // Sleeps until something may have happened since `seen`; kDone: look again.
+    Result more(uint32_t seen) {
+      const auto now = std::chrono::steady_clock::now();
+      if (std::exchange(has_moved_, false)) since_ = now;
+      const double left = patience_.seconds - std::chrono::duration<double>(now - since_).count();
+      if (left <= 0) return Result::kLate;
+      if (!lane_.sleep(seen, std::min(left, kLook)) && !patience_.go_on()) return Result::kStopped;
+      return Result::kDone;
+    }
+
+   private:
+    Lane& lane_;
+    const Patience& patience_;
+    bool has_moved_ = true;
+    std::chrono::steady_clock::time_point since_;
+  };
+
+  Lane(std::unique_ptr<Memory> memory, int side)
+      : memory_(std::move(memory)), side_(side), out_(memory_->shared->rings[side]), in_(memory_->shared->rings[1 - side]) {}
 
   [[noreturn]] static void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
-  Ring& out() { return shared_->rings[side_]; }
-  Ring& in() { return shared_->rings[1 - side_]; }
-  std::atomic<uint32_t>& event() { return shared_->sides[side_].event; }
+  Word event() { return Word(memory_->shared->sides[side_].event); }
 
   // False: the time is over, or a signal has come. `seen` is the event from before there was nothing to do.
-  bool sleep(uint32_t seen, int milliseconds) {
-    std::atomic<uint32_t>& sleeping = shared_->sides[side_].sleeping;
-    const timespec time{milliseconds / 1000, milliseconds % 1000 * 1'000'000L};
-    sleeping.fetch_add(1);
-    const long result = syscall(SYS_futex, &event(), FUTEX_WAIT, seen, &time, nullptr, 0);
+  bool sleep(uint32_t seen, double seconds) {
+    Side& side = memory_->shared->sides[side_];
+    const auto whole = static_cast<time_t>(seconds);
+    const timespec time{whole, static_cast<long>((seconds - static_cast<double>(whole)) * 1e9)};
+    Word(side.sleeping).fetch_add(1);
+    const long result = syscall(SYS_futex, &side.event, FUTEX_WAIT, seen, &time, nullptr, 0);
     const int error = errno;
-    sleeping.fetch_sub(1);
+    Word(side.sleeping).fetch_sub(1);
     return result == 0 || error == EAGAIN;
   }
 
-  static void wake(std::atomic<uint32_t>& event) { syscall(SYS_futex, &event, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0); }
+  static void wake(Side& side) { syscall(SYS_futex, &side.event, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0); }
 
   // Tells the other side that there is something to read, or room to write.
   void notify() {
-    Side& other = shared_->sides[1 - side_];
-    other.event.fetch_add(1);
-    if (other.sleeping.load() != 0) wake(other.event);
+    Side& other = memory_->shared->sides[1 - side_];
+    Word(other.event).fetch_add(1);
+    if (Word(other.sleeping).load() != 0) wake(other);
   }
 
-  // Bytes of `count` that may lie in a ring, by the positions that its two sides tell.
-  static size_t within(uint64_t count) {
-    if (count > kRing) throw std::invalid_argument("the other side of a lane has damaged it");
-    return size_t(count);
-  }
-
-  static size_t at(uint64_t position) { return size_t(position % kRing); }
-
-  bool put(const char* data, size_t size) {
-    Ring& ring = out();
+  Result put(const char* data, size_t size, Wait& wait) {
     while (size > 0) {
       const uint32_t seen = event().load();
-      if (closed_.load()) return false;
-      const size_t room = kRing - within(written_ - ring.read.load(std::memory_order_acquire));
-      const size_t part = std::min({size, room, kPart});
+      if (closed_.load()) return Result::kClosed;
+      const size_t part = std::min({size, out_.room(), kPart});
       if (part == 0) {
-        if (!take_in()) sleep(seen, kLook);
+        if (take_in()) {
+          wait.moved();
+        } else if (const Result result = wait.more(seen); result != Result::kDone) {
+          return result;
+        }
         continue;
       }
-      const size_t first = std::min(part, kRing - at(written_));
-      std::memcpy(ring.bytes + at(written_), data, first);
-      std::memcpy(ring.bytes, data + first, part - first);
-      written_ += part;
-      ring.written.store(written_, std::memory_order_release);
+      out_.write(data, part);
       notify();
+      wait.moved();
       data += part;
       size -= part;
     }
-    return true;
+    return Result::kDone;
   }
 
   // Moves what has been written to this side out of the other one's way; false: there is nothing, or it is being read.
@@ -216,17 +280,13 @@ class Lane {
     if (side_ != 0) return false;
     std::unique_lock guard(reading_, std::try_to_lock);
     if (!guard.owns_lock()) return false;
-    const size_t count = in_ring();
+    const size_t count = in_.available();
     if (count == 0) return false;
     const size_t before = aside_.size();
     aside_.resize(before + count);
-    from_ring(aside_.data() + before, count);
+    in_.read(aside_.data() + before, count);
+    notify();
     return true;
-  }
-
-  size_t available() {
-    std::lock_guard guard(reading_);
-    return aside_.size() - aside_read_ + in_ring();
   }
 
   void get(char* to, size_t size) {
@@ -238,28 +298,18 @@ class Lane {
       aside_.clear();
       aside_read_ = 0;
     }
-    if (size > kept) from_ring(to + kept, size - kept);
-  }
-
-  size_t in_ring() { return within(in().written.load(std::memory_order_acquire) - read_); }
-
-  void from_ring(char* to, size_t size) {
-    Ring& ring = in();
-    const size_t first = std::min(size, kRing - at(read_));
-    std::memcpy(to, ring.bytes + at(read_), first);
-    std::memcpy(to + first, ring.bytes, size - first);
-    read_ += size;
-    ring.read.store(read_, std::memory_order_release);
+    if (size == kept) return;
+    in_.read(to + kept, size - kept);
     notify();
   }
 
-  int fd_;
+  std::unique_ptr<Memory> memory_;
   const int side_;
-  Shared* shared_ = nullptr;
-  std::atomic<bool> closed_{false};
+  RingWriter<kRing> out_;
+  RingReader<kRing> in_;
+  std::atomic<bool> closed_{false}, is_read_{false};
   std::mutex writing_, reading_;
-  uint64_t written_ = 0, read_ = 0;  // this side's own positions: those in the ring can be changed by the other one
-  std::string aside_;                // what was read before anybody asked for it
+  std::string aside_;  // what was read before anybody asked for it
   size_t aside_read_ = 0;
 };
 

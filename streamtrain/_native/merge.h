@@ -1,6 +1,6 @@
 // One batch of row gradients from several: the union of their keys, with the weighted sum of the gradients of each.
 //
-// Keys are found by open addressing in a table that fits all parts, as in planner.h, and keep the order in which they
+// Keys are found in a table that fits all parts (KeySlots of place.h), and keep the order in which they
 // first occur. A gradient is, in float32, scale * g of the first part that has the key, plus that of the next one, and
 // so on: the result is a function of the parts and their order. Counts add up and stop at the largest uint32; the
 // latest time counts.
@@ -9,13 +9,14 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 #include <stdexcept>
 #include <vector>
+
+#include "place.h"
 
 namespace streamtrain {
 
@@ -44,22 +45,20 @@ inline MergedGradients merge_rows(std::span<const GradientPart> parts, size_t di
   out.gradients.reserve(total * dim);
   out.counts.reserve(total);
   out.times.reserve(total);
-  const size_t mask = std::bit_ceil(2 * total + 1) - 1;
-  std::vector<uint32_t> slots(mask + 1);  // index in `out` and one more; 0: empty
+  KeySlots slots;
+  slots.reset(total);
   for (const auto& part : parts) {
     for (size_t i = 0; i < part.keys.size(); ++i) {
-      const uint64_t key = part.keys[i];
       const float* gradient = part.gradients + i * dim;
-      size_t slot = key & mask;
-      while (slots[slot] && out.keys[slots[slot] - 1] != key) slot = (slot + 1) & mask;
-      if (slots[slot] == 0) {
-        out.keys.push_back(key);
+      uint32_t& slot = slots.find(part.keys[i], out.keys.data());
+      if (slot == 0) {
+        out.keys.push_back(part.keys[i]);
         for (size_t j = 0; j < dim; ++j) out.gradients.push_back(part.scale * gradient[j]);
         out.counts.push_back(part.counts[i]);
         out.times.push_back(part.times[i]);
-        slots[slot] = static_cast<uint32_t>(out.keys.size());
+        slot = static_cast<uint32_t>(out.keys.size());
       } else {
-        const size_t at = slots[slot] - 1;
+        const size_t at = slot - 1;
         float* sum = out.gradients.data() + at * dim;
         for (size_t j = 0; j < dim; ++j) sum[j] += part.scale * gradient[j];
         out.counts[at] += std::min(part.counts[i], kMax - out.counts[at]);

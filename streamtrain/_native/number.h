@@ -14,7 +14,7 @@
 #include <limits>
 #include <system_error>
 
-#include "hash.h"  // load64
+#include "bits.h"
 
 namespace streamtrain {
 

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -22,11 +23,13 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "half.h"
+#include "bits.h"
 #include "hash.h"
 #include "pages.h"
+#include "place.h"
 
 namespace streamtrain {
 
@@ -80,6 +83,22 @@ class Plan {
   Plan(Plan&&) = default;  // not copied: features_ points into inverse_
   Plan& operator=(Plan&&) = default;
 
+  // Pairs of rows of a table that stand for the same key: in this plan, and in another one of the same model.
+  std::pair<std::vector<int64_t>, std::vector<int64_t>> common(const Plan& other, size_t table) const {
+    const auto& mine = tables.at(table).keys;
+    const auto& theirs = other.tables.at(table).keys;
+    KeySlots slots;
+    slots.reset(theirs.size());
+    for (uint32_t i = 0; i < theirs.size(); ++i) slots.find(theirs[i], theirs.data()) = i + 1;
+    std::pair<std::vector<int64_t>, std::vector<int64_t>> pairs;
+    for (size_t i = 0; i < mine.size(); ++i)
+      if (const uint32_t slot = slots.find(mine[i], theirs.data())) {
+        pairs.first.push_back(static_cast<int64_t>(i));
+        pairs.second.push_back(slot - 1);
+      }
+    return pairs;
+  }
+
   const PlanSpec& spec() const { return *spec_; }
   int64_t row_floats() const { return row_starts.back(); }
 
@@ -106,6 +125,7 @@ class Plan {
 
  private:
   friend class Planner;
+  friend class MicroPlan;
 
   struct FeatureRows {
     const uint32_t* inverse;       // by occurrence

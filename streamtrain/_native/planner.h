@@ -1,12 +1,11 @@
 // The planner: builds the plans (plan.h) of one model's batches.
 //
-// Unique keys are found by open addressing in a table that fits the batch; a stable counting sort groups them by shard.
+// Unique keys are found in a table that fits the batch (KeySlots of place.h); a stable counting sort groups them by shard.
 //
 // Thread safety: none; a planner keeps scratch space. The plans that it gives are independent of it.
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "hash.h"
+#include "place.h"
 #include "plan.h"
 
 namespace streamtrain {
@@ -96,8 +96,7 @@ class Planner {
     size_t occurrences = 0;
     for (size_t f = 0; f < spec_->features.size(); ++f)
       if (spec_->features[f].table == table) occurrences += in.starts[f + 1] - in.starts[f];
-    const size_t capacity = std::bit_ceil(2 * occurrences + 1);
-    slots_.assign(capacity, 0);
+    slots_.reset(occurrences);
     out.keys.reserve(occurrences);
     out.counts.reserve(occurrences);
     out.times.reserve(occurrences);
@@ -107,32 +106,28 @@ class Planner {
       uint32_t* inverse = plan.inverse_.data() + in.starts[f];
       const uint64_t* keys = in.keys.data() + in.starts[f];
       if (offsets.empty()) {
-        for (uint32_t i = 0; i < plan.samples; ++i) inverse[i] = find_or_add(out, keys[i], seconds_[i], capacity - 1);
+        for (uint32_t i = 0; i < plan.samples; ++i) inverse[i] = find_or_add(out, keys[i], seconds_[i]);
       } else {
         for (uint32_t i = 0; i < plan.samples; ++i)
           for (int32_t k = offsets[i]; k < offsets[i + 1]; ++k)
-            inverse[k] = find_or_add(out, keys[k], seconds_[i], capacity - 1);
+            inverse[k] = find_or_add(out, keys[k], seconds_[i]);
       }
     }
     group_by_shard(in, table, plan);
   }
 
-  uint32_t find_or_add(TablePlan& out, uint64_t key, uint32_t seconds, size_t mask) {
-    for (size_t slot = key & mask;; slot = (slot + 1) & mask) {
-      const uint32_t entry = slots_[slot];
-      if (entry == 0) {
-        out.keys.push_back(key);
-        out.counts.push_back(1);
-        out.times.push_back(seconds);
-        slots_[slot] = static_cast<uint32_t>(out.keys.size());
-        return slots_[slot] - 1;
-      }
-      if (out.keys[entry - 1] == key) {
-        ++out.counts[entry - 1];
-        out.times[entry - 1] = std::max(out.times[entry - 1], seconds);
-        return entry - 1;
-      }
+  uint32_t find_or_add(TablePlan& out, uint64_t key, uint32_t seconds) {
+    uint32_t& slot = slots_.find(key, out.keys.data());
+    if (slot == 0) {
+      out.keys.push_back(key);
+      out.counts.push_back(1);
+      out.times.push_back(seconds);
+      slot = static_cast<uint32_t>(out.keys.size());
+    } else {
+      ++out.counts[slot - 1];
+      out.times[slot - 1] = std::max(out.times[slot - 1], seconds);
     }
+    return slot - 1;
   }
 
   // Stable counting sort of the unique keys by owner shard; the inverse follows.
@@ -164,7 +159,7 @@ class Planner {
   }
 
   std::shared_ptr<const PlanSpec> spec_;
-  std::vector<uint32_t> slots_;    // open addressing over a table's unique keys: index + 1, 0 is empty
+  KeySlots slots_;                 // of a table's unique keys
   std::vector<uint32_t> seconds_;  // event time by sample
   std::vector<uint32_t> moved_;    // unique index before grouping -> after
 };

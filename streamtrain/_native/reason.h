@@ -29,13 +29,15 @@ enum class Reason : uint8_t {
   kBadWeight,
   kIdTooLong,
   kCrossTooLarge,
+  kTooManyIds,
 };
 
-inline constexpr std::array<std::string_view, 15> kReasonNames = {
+inline constexpr std::array<std::string_view, 16> kReasonNames = {
     "",           "too_large",     "not_utf8",   "not_json", "bad_escape", "too_deep",   "not_an_object",  "not_finite",
-    "missing_field", "wrong_type", "bad_time", "bad_label",  "bad_weight", "id_too_long", "cross_too_large"};
+    "missing_field", "wrong_type", "bad_time", "bad_label",  "bad_weight", "id_too_long", "cross_too_large",
+    "too_many_ids"};
 
-static_assert(kReasonNames.size() == static_cast<size_t>(Reason::kCrossTooLarge) + 1);
+static_assert(kReasonNames.size() == static_cast<size_t>(Reason::kTooManyIds) + 1);
 
 inline std::string_view reason_name(Reason reason) { return kReasonNames[static_cast<size_t>(reason)]; }
 

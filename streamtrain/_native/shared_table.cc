@@ -1,6 +1,7 @@
 #include "shared_table.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace streamtrain {
 namespace {
@@ -51,20 +52,30 @@ std::optional<uint32_t> SharedTable::scan(uint32_t cursor, uint32_t limit, Rows&
   return next;
 }
 
-PushResult SharedTable::push(const uint64_t* keys, const float* gradients, const uint32_t* counts,
-                             const uint32_t* times, size_t n, std::optional<float> rate) {
+void SharedTable::pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awaited) const {
+  const size_t width = layout_.dim + layout_.state_size;
+  by_turns(n, [&](size_t at, size_t size) {
+    table_.read([&](const Table& t) { t.pull_state(keys + at, size, out + at * width, awaited + at); });
+  });
+}
+
+PushResult SharedTable::push(const RowGradients& of, std::optional<float> rate) {
   PushResult result;
   bool exceeded = false;
-  by_turns(n, [&](size_t at, size_t size) {
+  size_t first = 0;  // gradient of the turn
+  by_turns(of.n, [&](size_t at, size_t size) {
+    const RowGradients turn{of.keys + at, of.repeats ? of.repeats + at : nullptr, of.gradients + first * layout_.dim,
+                            of.counts + first, of.times + at, size};
     const PushResult part = table_.write([&](Table& t) {
-      PushResult pushed = t.push(keys + at, gradients + at * layout_.dim, counts + at, times + at, size, rate);
-      if (at + size == n) exceeded = t.begin_eviction();
+      PushResult pushed = t.push(turn, rate);
+      if (at + size == of.n) exceeded = t.begin_eviction();
       return pushed;
     });
     result.applied += part.applied;
     result.inserted += part.inserted;
     result.unadmitted += part.unadmitted;
-    for (uint32_t i : part.non_finite) result.non_finite.push_back(static_cast<uint32_t>(at + i));
+    for (uint32_t i : part.non_finite) result.non_finite.push_back(static_cast<uint32_t>(first + i));
+    first += of.repeats ? std::accumulate(turn.repeats, turn.repeats + size, size_t{0}) : size;
   });
   result.evicted = enforce_capacity(exceeded);
   return result;

@@ -33,11 +33,11 @@ class SharedTable {
   TableStats stats() const;
 
   void pull(const uint64_t* keys, size_t n, float* out) const;
+  void pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awaited) const;
   Found lookup(const uint64_t* keys, size_t n) const;
   std::optional<uint32_t> scan(uint32_t cursor, uint32_t limit, Rows& out) const;
 
-  PushResult push(const uint64_t* keys, const float* gradients, const uint32_t* counts, const uint32_t* times, size_t n,
-                  std::optional<float> rate);
+  PushResult push(const RowGradients& of, std::optional<float> rate);
   uint64_t load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
                 const uint32_t* last_seen, size_t n);
   uint64_t remove(const uint64_t* keys, size_t n);

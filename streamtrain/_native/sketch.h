@@ -21,7 +21,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "birth.h"
+#include "bits.h"
 
 namespace streamtrain {
 
@@ -57,6 +57,16 @@ class Sketch {
       total_ /= 2;
       cursor_ = 0;
     }
+    return estimate;
+  }
+
+  // How often the key has been added, as `add` would begin with.
+  uint32_t estimate(uint64_t key) const {
+    const uint64_t h = mix64(key ^ kSketchSalt);
+    const auto low = static_cast<uint32_t>(h), high = static_cast<uint32_t>(h >> 32) | 1;
+    uint32_t estimate = 255;
+    for (uint32_t r = 0; r < kRows; ++r)
+      estimate = std::min<uint32_t>(estimate, cells_[size_t{r} * width_ + ((low + r * high) & (width_ - 1))]);
     return estimate;
   }
 

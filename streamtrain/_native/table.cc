@@ -86,34 +86,61 @@ void Table::pull(const uint64_t* keys, size_t n, float* out) const {
   });
 }
 
-PushResult Table::push(const uint64_t* keys, const float* gradients, const uint32_t* counts, const uint32_t* times,
-                       size_t n, std::optional<float> rate_override) {
-  const float rate = checked_rate(config_, rate_override);
-  PushResult result;
-  pipelined<1>(keys, n, layout_.stride, [&](size_t i, uint32_t look) {
-    const float* gradient = gradients + i * layout_.dim;
-    if (!usable_gradient(gradient, layout_.dim)) {
-      result.non_finite.push_back(static_cast<uint32_t>(i));
+void Table::pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awaited) const {
+  const size_t dim = layout_.dim, width = dim + layout_.state_size;
+  pipelined<0>(keys, n, layout_.stride, [&](size_t i, uint32_t look) {
+    const uint32_t id = look == kNoRow ? kNoRow : confirmed(keys[i], look);
+    float* to = out + i * width;
+    awaited[i] = 0;
+    if (id != kNoRow) {
+      const std::byte* row = rows_.row(id);
+      widen(layout_.storage, layout_.embedding(row), to, dim);
+      std::copy_n(layout_.state(row), layout_.state_size, to + dim);
       return;
     }
-    uint32_t id = confirmed(keys[i], look);
-    if (id == kNoRow) {
-      if (sketch_ && sketch_->add(keys[i], counts[i]) < config_.min_count) {
-        ++result.unadmitted;
-        return;
+    birth(config_.init, layout_.storage, keys[i], to, dim);
+    std::visit([&](const auto& optimizer) { optimizer.start(config_.rate, to, to + dim, dim); }, config_.optimizer);
+    if (!sketch_) return;
+    const uint32_t seen = sketch_->estimate(keys[i]);
+    if (seen < config_.min_count) awaited[i] = static_cast<uint8_t>(config_.min_count - seen);
+  });
+}
+
+PushResult Table::push(const RowGradients& of, std::optional<float> rate_override) {
+  const float rate = checked_rate(config_, rate_override);
+  PushResult result;
+  uint32_t next = 0;  // gradient
+  pipelined<1>(of.keys, of.n, layout_.stride, [&](size_t i, uint32_t look) {
+    const uint64_t key = of.keys[i];
+    uint32_t id = confirmed(key, look);
+    bool changed = false;
+    for (const uint32_t end = next + (of.repeats ? of.repeats[i] : 1); next < end; ++next) {
+      const float* gradient = of.gradients + size_t{next} * layout_.dim;
+      if (!usable_gradient(gradient, layout_.dim)) {
+        result.non_finite.push_back(next);
+        continue;
       }
-      id = insert(keys[i]);
-      give_birth(rows_.row(id), keys[i], rate);
-      ++result.inserted;
+      if (id == kNoRow) {
+        if (sketch_ && sketch_->add(key, of.counts[next]) < config_.min_count) {
+          ++result.unadmitted;
+          continue;
+        }
+        id = insert(key);
+        give_birth(rows_.row(id), key, rate);
+        ++result.inserted;
+      }
+      std::byte* row = rows_.row(id);
+      if (!changed) before_change(id, row);
+      changed = true;
+      update(row, gradient, rate);
+      RowHeader* header = RowLayout::header(row);
+      header->set_count(uint64_t{header->count()} + of.counts[next]);
+      ++result.applied;
     }
+    if (!changed) return;
     std::byte* row = rows_.row(id);
-    before_change(id, row);
-    update(row, gradient, rate);
-    RowHeader* header = RowLayout::header(row);
-    header->set_count(uint64_t{header->count()} + counts[i]);
-    layout_.set_last_seen(row, std::max(layout_.last_seen(row), times[i]));
-    dirty_.mark(header, id);
-    ++result.applied;
+    layout_.set_last_seen(row, std::max(layout_.last_seen(row), of.times[i]));
+    dirty_.mark(RowLayout::header(row), id);
   });
   totals_.inserted += result.inserted;
   totals_.unadmitted += result.unadmitted;

@@ -66,6 +66,16 @@ struct PushResult {
   std::vector<uint32_t> non_finite;  // positions of gradients that were not finite
 };
 
+// Gradients of n keys, in order; see Table::push.
+struct RowGradients {
+  const uint64_t* keys;
+  const uint32_t* repeats;  // null: one gradient each
+  const float* gradients;
+  const uint32_t* counts;  // by gradient
+  const uint32_t* times;   // by key
+  size_t n;
+};
+
 struct Found {
   std::vector<uint8_t> found;  // 1 or 0
   std::vector<uint32_t> counts, last_seen;
@@ -93,10 +103,14 @@ class Table {
   // out[n, dim] = the rows of n keys, or their first values.
   void pull(const uint64_t* keys, size_t n, float* out) const;
 
-  // Applies gradients[n, dim], each of which stands for counts[i] occurrences of its key, the last one at times[i]
-  // (seconds). A rate replaces the configured one for this call. The capacity is left to evict.
-  PushResult push(const uint64_t* keys, const float* gradients, const uint32_t* counts, const uint32_t* times, size_t n,
-                  std::optional<float> rate);
+  // The same with the optimizer's state: out[n, dim + state_size]. awaited[n]: how many more occurrences a key without
+  // a row needs for one (min_count); 0: none, its next gradient is applied.
+  void pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awaited) const;
+
+  // Applies gradients[m, dim]: repeats[i] of them, one after another, to the row of key i, or one each where there are
+  // no repeats. Each stands for counts[g] occurrences of its key, the last one of all at times[i] (seconds). A rate
+  // replaces the configured one for this call. The capacity is left to evict.
+  PushResult push(const RowGradients& of, std::optional<float> rate);
 
   // Writes whole rows, as from a checkpoint; returns how many were new. Embeddings are rounded to nearest.
   // The capacity is left to evict. REQUIRES: check_finite.

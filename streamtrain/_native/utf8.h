@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "hash.h"  // load64
+#include "bits.h"
 
 namespace streamtrain {
 

@@ -1,149 +1,346 @@
-"""Coordinator: what is known of the whole cluster. It is on no hot path: while it is away all else goes on."""
+"""Coordinator: takes checkpoints, publishes, and knows the whole cluster. It is on no hot path.
+
+Training and serving go on while it is unreachable. It runs in a process of its own at `coordinator.address`, or, where
+that is not set, in the process of shard 0, and once the backup of shard 0 has taken over, in the backup's.
+"""
 
 import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from streamtrain._core import shards_of
-from streamtrain.cluster.lag import Lag
-from streamtrain.cluster.lead import Lead
-from streamtrain.cluster.looks import as_json, look_at, samples_of, watermark_of
+from streamtrain.checkpoint.cluster_checkpoint import Checkpointer, CheckpointInfo, CheckpointSchedule
+from streamtrain.checkpoint.shard_map import ShardMap
+from streamtrain.cluster.history import History
 from streamtrain.cluster.members import Member, Members
-from streamtrain.cluster.slots import SlotMap
+from streamtrain.cluster.quality import QualityAggregator
+from streamtrain.cluster.rates import RateChange, change_rates, rates_to_json
+from streamtrain.cluster.status import StreamLag, poll_shard, samples_of, shard_to_json, watermark_of
+from streamtrain.errors import CheckpointError, PublicationError, ShardError, ShardRefused
+from streamtrain.logs import LogThrottle
+from streamtrain.periodic import Backoff, PeriodicTask
 from streamtrain.ps.shard import Row
 from streamtrain.ps.shards import Control
+from streamtrain.publish.cluster_publisher import Publications, PublicationSchedule
+from streamtrain.publish.comparison import HeadComparison
+from streamtrain.publish.lease import Lease
+from streamtrain.publish.versions import VersionSchedule
+from streamtrain.settings.groups import PublishSettings, Settings
+from streamtrain.store.checkpoint.epochs import Epochs
+from streamtrain.store.publication import Publication
+from streamtrain.store.redis.dictionary import RedisDictionaries
+from streamtrain.store.redis.model import RedisModel
+from streamtrain.store.redis.server import RedisServer
+from streamtrain.store.redis.versions import RedisVersions
 
 logger = logging.getLogger(__name__)
 
+_PROBES_EVERY = 10.0  # seconds
+_PROBE_GROUPS = 16  # kept in Redis
+
+
+class ProbePublisher:
+    """Publishes the probes of workers next to the model: the latest groups, in a ring. Used by one thread at a time.
+
+    Args:
+        quality: receives them.
+        model: where they are published.
+        now: monotonic seconds.
+    """
+
+    def __init__(
+        self, quality: QualityAggregator, model: RedisModel, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._quality, self._model, self._now = quality, model, now
+        self._throttle = LogThrottle()
+        self._due, self._next = now(), 0
+
+    def publish(self) -> None:
+        """Publishes what has been received, if it is due. After a failure, what is received later is published."""
+        if self._now() < self._due:
+            return
+        probes = self._quality.take_probes(_PROBE_GROUPS)
+        if not probes:
+            return
+        self._due = self._now() + _PROBES_EVERY
+        try:
+            self._model.keep_probes({(self._next + i) % _PROBE_GROUPS: group for i, group in enumerate(probes)})
+        except PublicationError as exc:  # what was published before is still there
+            if times := self._throttle.allow():
+                logger.warning("publishing samples for the watchdogs of servers failed %d times: %s", times, exc)
+            return
+        self._next += len(probes)
+
+
+def open_redis(settings: PublishSettings) -> RedisServer | None:
+    """The Redis to which the model is published; None: publish.url is not set."""
+    return RedisServer(settings.url, cluster=settings.cluster) if settings.url else None
+
+
+def open_dictionaries(redis: RedisServer, settings: PublishSettings) -> RedisDictionaries:
+    """The dictionaries of the published model."""
+    return RedisDictionaries(RedisModel(redis, settings.model), log_bytes=settings.log_bytes)
+
+
 WORKER, SERVER = "worker", "server"
-_EVERY = 1.0  # seconds between two looks at the shards
+POLL_SECONDS = 2.0
+"""Timeout of a poll: a shard that does not answer within it is `away`."""
+
+_POLL_EVERY = 1.0
 _POINT_EVERY = 2.0
-_POINTS = 300  # ten minutes
 _RATE_SECONDS = 10.0  # over which samples per second are counted
-_MOST_GONE = 4096  # workers whose dead letters are kept apart, in case that they come back
+_MAX_REASONS = 100  # of dead letters; there are fewer
+_LATELY_SECONDS = 120.0
+_MAX_GONE = 4096  # workers that left whose dead letters are kept by name, in case they come back
 
 
 class Coordinator:
     """Thread-safe.
 
     Args:
-        controls: of all shards, in order; their timeouts are how long a look may take.
-        slots: which shard has which keys.
-        lead: what it does for all shards.
-        lag: how far the shards are behind the stream; None: the workers' own lags are all that is known.
+        controls: of all shards, in order.
+        polled: the same with a timeout of `POLL_SECONDS`.
+        shard_map: addresses of the shards, and its epoch.
+        count: called with names of events.
+        redis: where the model is published; None: nowhere.
+        lag: of the shards behind the stream; None: the lag is what workers report.
+        final_checkpoint: whether `stop` takes a last checkpoint, if anything has been learned since the one before.
         now: seconds since the epoch.
+
+    Attributes:
+        quality: reports of workers.
+        checkpoints: their schedule; None: checkpoint.url is not set.
+        publications: their schedule; None: publish.url is not set.
     """
 
     def __init__(
         self,
         controls: Sequence[Control],
-        slots: SlotMap,
-        lead: Lead,
-        lag: Lag | None = None,
+        polled: Sequence[Control],
+        shard_map: ShardMap,
+        settings: Settings,
+        count: Callable[[str], object],
+        *,
+        redis: RedisServer | None = None,
+        lag: StreamLag | None = None,
+        final_checkpoint: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.slots, self.lead = slots, lead
-        self._stream_lag = lag
-        self.members = Members(self._left)
-        self._controls, self._now = controls, now
-        self._looks: list[Any] = [None] * len(controls)  # what shards said last; None: they are away
-        self._away: set[int] = set()  # shards that had answered and do not
+        self.shard_map, self.members, self.quality = shard_map, Members(self._member_left), QualityAggregator()
+        self._count, self._stream_lag, self._now = count, lag, now
+        self._controls, self._polled = controls, polled
+        self.checkpoints: CheckpointSchedule | None = None
+        self.publications: PublicationSchedule | None = None
+        self._versions: VersionSchedule | None = None
+        self._audit = RedisVersions(RedisModel(redis, settings.publish.model)) if redis else None
+        self._setting = threading.Lock()
+        if settings.checkpoint.url:
+            kept = settings.checkpoint
+            checkpointer = Checkpointer(
+                controls, Epochs(settings.checkpoint.url), keep=kept.keep, full_every=kept.full_every
+            )
+            self.checkpoints = CheckpointSchedule(checkpointer, kept.every, at_end=final_checkpoint, count=count)
+        if redis:
+            self._schedule_publications(redis, settings)
+        self._statuses: list[Any] = [None] * len(controls)  # of the last poll; None: the shard did not answer
+        self._away: set[int] = set()  # shards that have answered before and do not now
         self._samples: deque[tuple[float, int]] = deque()
-        self._points: deque[dict[str, Any]] = deque(maxlen=_POINTS)
-        self._gone: dict[str, Mapping[str, int]] = {}  # dead letters of workers that are gone, by name
-        self._forgotten: Counter[str] = Counter()  # of those that have been gone for long
+        self._history = History(settings.checkpoint.url, now)
+        self._examples: dict[str, Any] = {}  # of dead letters, by reason
+        self._left: deque[float] = deque(maxlen=_MAX_GONE)  # when workers left, by the monotonic clock
+        self._gone: dict[str, Mapping[str, int]] = {}  # dead letters of workers that left, by name
+        self._forgotten: Counter[str] = Counter()  # of those that left before
         self._point_due = 0.0
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(max(len(controls), 1), "looks")
-        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+        self._pool = ThreadPoolExecutor(max(len(controls), 1), "polls")
+        backoff = Backoff(_POLL_EVERY, _POLL_EVERY)
+        self._task = PeriodicTask("coordinator", self._poll, _POLL_EVERY, subject="polling shards", backoff=backoff)
+
+    def _schedule_publications(self, redis: RedisServer, settings: Settings) -> None:
+        publish, model = settings.publish, RedisModel(redis, settings.publish.model)
+        dictionaries = open_dictionaries(redis, publish)
+        publications = Publications(
+            *(self._controls, dictionaries, publish.model, publish.dtype),
+            gate=settings.gate,
+            figures=self.quality.figures,
+            lease=Lease(model),
+        )
+        probes = ProbePublisher(self.quality, model)
+        self.publications = PublicationSchedule(publications, publish.every, self._count, after=probes.publish)
+        if publish.version_every:
+            self._versions = VersionSchedule(
+                RedisVersions(model),
+                dictionaries.head,
+                every=publish.version_every,
+                keep=publish.keep,
+                count=self._count,
+            )
 
     def start(self) -> None:
-        """Begins."""
-        self.lead.start()
-        if self._stream_lag:
-            self._stream_lag.start()
-        self._thread.start()
+        for schedule in (self.checkpoints, self.publications, self._versions, self._stream_lag, self._history):
+            if schedule:
+                schedule.start()
+        self._task.start()
 
     def stop(self) -> None:
-        """Ends, with a last checkpoint if the shards answer still."""
-        self._stop.set()
+        """Stops, after a checkpoint and a publication under way; for a last checkpoint the shards must still answer."""
         if self._stream_lag:
             self._stream_lag.stop()
-        self._thread.join()
-        self.lead.stop()
+        self._task.close()
+        for schedule in (self._versions, self.publications, self.checkpoints, self._history):
+            if schedule:
+                schedule.stop()
         self._pool.shutdown()
 
+    def report(self, worker: str, windows: Sequence[Any], probes: bytes = b"") -> None:
+        """Takes the report of a worker, see `QualityAggregator.add`."""
+        try:
+            self.quality.add(worker, windows, probes)
+        except ShardRefused:
+            self._count("refused_reports")
+            raise
+
+    def checkpoint(self, *, full: bool = False) -> CheckpointInfo:
+        """Takes a checkpoint now.
+
+        Raises:
+            ShardRefused: checkpoint.url is not set.
+            ShardError: nothing has been learned yet, or a shard cannot be reached.
+            CheckpointError: it cannot be written.
+        """
+        if self.checkpoints is None:
+            raise ShardRefused("the cluster has no checkpoints; set checkpoint.url where the coordinator runs")
+        return self.checkpoints.now(full=full)
+
+    def publish_now(self, *, force: bool = False) -> Publication:
+        """Publishes what is new, and returns the head.
+
+        Args:
+            force: publish even if the quality gate would hold it back.
+
+        Raises:
+            ShardUnavailable: nothing has been learned yet.
+            ShardRefused: publish.url is not set.
+            ShardError: it is held back, or cannot be published; says why.
+        """
+        with _as_shard_error():
+            return self._publishing().now(force=force)
+
+    def verify(self) -> HeadComparison:
+        """Publishes what is new, and compares what is published with what the shards have; errors as `publish_now`."""
+        with _as_shard_error():
+            return self._publishing().verify()
+
+    def set_rates(self, changes: Mapping[str, float | None], who: str, why: str) -> RateChange:
+        """Sets learning rates, see `change_rates`, and takes a checkpoint with them; without changes, tells them.
+
+        The change is logged, and in the history of versions if publish.url is set.
+        """
+        with self._setting:
+            change = change_rates(self._controls[0], changes)
+        if not changes:
+            return change
+        now, was = change.describe(change.now), change.describe(change.was)
+        logger.info("%s set %s, was %s%s", who, now, was, f": {why}" if why else "")
+        try:
+            if self._audit is not None:
+                self._audit.note_setting(now, was, who, why)
+        except PublicationError as exc:
+            logger.warning("%s is in force, but is not in the history of versions: %s", now, exc)
+        try:
+            return change._replace(epoch=self.checkpoint().epoch if self.checkpoints else None)
+        except (ShardError, CheckpointError) as exc:
+            logger.warning("%s is in force, but no checkpoint has it yet: %s", now, exc)
+            return change
+
+    def _publishing(self) -> PublicationSchedule:
+        if self.publications is None:
+            raise ShardRefused("the cluster does not publish; set publish.url where the coordinator runs")
+        return self.publications
+
     def inspect(self, table: str, key: int) -> Row | None:
-        """What the shard that has a row knows of it; None: there is no such row.
+        """What the shard that owns a row knows of it; None: there is no such row.
 
         Raises:
             ShardError: the shard does not answer, or there is no such table.
         """
-        owner = int(shards_of(np.array([key], np.uint64), len(self._controls))[0])
-        return self._controls[owner].inspect(table, key)
+        owner = int(shards_of(np.array([key], np.uint64), len(self._polled))[0])
+        return self._polled[owner].inspect(table, key)
 
     def status(self) -> dict[str, Any]:
-        """The cluster, as plain values; docs/serving.md lists them."""
+        """The status of the cluster, as JSON values; docs/serving.md lists them."""
         workers, servers = self.members.of(WORKER), self.members.of(SERVER)
-        letters = self._dead_letters(workers)
-        with self._lock:
-            looks, points = [*self._looks], [*self._points]
-        checkpoints, publications = self.lead.checkpoints, self.lead.publications
-        published = publications.last if publications else None
-        ready = [look for look in looks if look is not None and look.ready]
+        letters, examples = self._dead_letters(workers), self._dead_letter_examples(workers)
+        ready = self._ready()
+        checkpoint = self.checkpoints.last if self.checkpoints else None
+        published = self.publications.last if self.publications else None
         return {
             "time": self._now(),
             "run": ready[0].run if ready else None,
-            "slots": self.slots._asdict(),
-            "figures": self.lead.reports.figures(),
+            "slots": self.shard_map._asdict(),
+            "figures": self.quality.figures(),
             "samples": samples_of(ready),
             "samples_per_s": self._rate(),
             "watermark": watermark_of(ready) or None,
+            "log_time": self._log_time(),
             "lag": self.lag(),
+            "rates": self._rates(),
             "shards": self.shards(),
-            "workers": [_worker(one) for one in workers],
-            "servers": [one.about | {"name": one.name, "seen": one.seen} for one in servers],
+            "workers": [_worker_to_json(worker) for worker in workers],
+            "servers": [server.about | {"name": server.name, "seen": server.seen} for server in servers],
+            "workers_left": self._count_left(),
             "dead_letters": dict(letters),
-            "checkpoint": None if checkpoints is None or checkpoints.last is None else checkpoints.last._asdict(),
-            "publication": None
-            if published is None
-            else {"number": published.number, "published": published.published, "watermark": published.watermark},
-            "held": publications.held if publications else "",
-            "history": points,
+            "dead_letter_examples": examples,
+            "checkpoint": checkpoint._asdict() if checkpoint else None,
+            "publication": published
+            and {"number": published.number, "published": published.published, "watermark": published.watermark},
+            "held": self.publications.held if self.publications else "",
+            "history": self._history.points(),
         }
 
     def lag(self) -> int | None:
-        """Messages that are not learned yet; where the stream does not tell, of those that workers have."""
-        with self._lock:
-            ready = [look for look in self._looks if look is not None and look.ready]
-        behind = self._stream_lag.behind(ready) if self._stream_lag else None
-        return _lag(self.members.of(WORKER)) if behind is None else behind
+        """Messages that are not learned yet; where the stream does not tell, what workers report."""
+        behind = self._stream_lag.behind(self._ready()) if self._stream_lag else None
+        return _reported_lag(self.members.of(WORKER)) if behind is None else behind
 
     def shards(self) -> list[dict[str, Any]]:
-        """The shards, as plain values."""
         with self._lock:
-            looks = [*self._looks]
-        return [as_json(i, self.slots.shards[i], look) for i, look in enumerate(looks)]
+            statuses = [*self._statuses]
+        return [
+            shard_to_json(i, control.target, status)
+            for i, (control, status) in enumerate(zip(self._polled, statuses, strict=True))
+        ]
 
-    def _left(self, member: Member) -> None:
-        """What a worker has counted stays counted."""
-        if member.kind == WORKER:
-            with self._lock:
-                self._gone.pop(member.name, None)
-                self._gone[member.name] = _counts(member.about.get("dead_letters"))
-                if len(self._gone) > _MOST_GONE:
-                    self._forgotten.update(self._gone.pop(next(iter(self._gone))))
-            self.lead.leading.leave(member.name)
+    def _rates(self) -> dict[str, Any] | None:
+        with self._lock:
+            return rates_to_json(self._statuses[0])
+
+    def _ready(self) -> list[Any]:
+        with self._lock:
+            return [status for status in self._statuses if status is not None and status.ready]
+
+    def _member_left(self, member: Member) -> None:
+        """Keeps what a worker has counted."""
+        if member.kind != WORKER:
+            return
+        self._dead_letter_examples([member])
+        with self._lock:
+            self._left.append(time.monotonic())
+            self._gone.pop(member.name, None)
+            self._gone[member.name] = _counts(member.about.get("dead_letters"))
+            if len(self._gone) > _MAX_GONE:
+                self._forgotten.update(self._gone.pop(next(iter(self._gone))))
+        self.quality.leave(member.name)
 
     def _dead_letters(self, workers: Sequence[Member]) -> Counter[str]:
-        """Of all workers, each once: one that was taken for gone, and is back, tells all that it has counted again."""
+        """Of all workers, each once: one that is back after its lease expired still reports all that it has counted."""
         with self._lock:
             letters, by_worker = Counter(self._forgotten), dict(self._gone)
         by_worker |= {worker.name: _counts(worker.about.get("dead_letters")) for worker in workers}
@@ -151,55 +348,64 @@ class Coordinator:
             letters.update(counts)
         return letters
 
-    def _run(self) -> None:
-        while True:
-            try:
-                self._look()
-            except Exception:  # whatever it is: the next look may be better
-                logger.exception("the shards were not looked at")
-            if self._stop.wait(_EVERY):
-                return
-
-    def _look(self) -> None:
-        looks = list(self._pool.map(look_at, self._controls))
-        ready = [look for look in looks if look is not None and look.ready]
-        at = time.monotonic()
-        for index, (before, now) in enumerate(zip(self._looks, looks, strict=True)):
-            self._note(index, before, now)
+    def _dead_letter_examples(self, workers: Sequence[Member]) -> dict[str, Any]:
+        """By reason the field and the place of a message that was refused."""
+        for worker in workers:
+            found = worker.about.get("dead_letter_examples")
+            if isinstance(found, dict):
+                with self._lock:
+                    self._examples.update(list(found.items())[:_MAX_REASONS])
         with self._lock:
-            self._looks = looks
-            if (samples := samples_of(ready)) is not None:
+            return dict(list(self._examples.items())[:_MAX_REASONS])
+
+    def _count_left(self) -> int:
+        """Workers that have left, or were lost, lately."""
+        with self._lock:
+            return sum(at > time.monotonic() - _LATELY_SECONDS for at in self._left)
+
+    def _log_time(self) -> float | None:
+        """All that was in the stream by then has been learned, in seconds since the epoch; None: not known."""
+        return self._stream_lag.learned_through(self._ready()) if self._stream_lag else None
+
+    def _poll(self) -> None:
+        statuses = list(self._pool.map(poll_shard, self._polled))
+        at = time.monotonic()
+        for index, (before, status) in enumerate(zip(self._statuses, statuses, strict=True)):
+            self._log_change(index, before, status)
+        with self._lock:
+            self._statuses = statuses
+        samples = samples_of(self._ready())
+        with self._lock:
+            if samples is not None:
                 self._samples.append((at, samples))
             while self._samples and self._samples[0][0] < at - _RATE_SECONDS:
                 self._samples.popleft()
         if at >= self._point_due:
             self._point_due = at + _POINT_EVERY
-            self._add_point(ready)
+            self._add_point()
 
-    def _note(self, index: int, before: Any | None, now: Any | None) -> None:
-        """Says that a shard has gone, and that it is back; not what the first look finds."""
-        was_away = index in self._away
-        if before is not None and now is None:
-            logger.warning("shard %d at %s does not answer", index, self.slots.shards[index])
+    def _log_change(self, index: int, before: Any | None, status: Any | None) -> None:
+        """Logs that a shard is unreachable, and that it is back; not what the first poll finds."""
+        address = self._polled[index].target
+        if before is not None and status is None:
+            logger.warning("shard %d at %s does not answer", index, address)
             self._away.add(index)
-        elif was_away and now is not None:
-            logger.info("shard %d at %s answers again", index, self.slots.shards[index])
+        elif index in self._away and status is not None:
+            logger.info("shard %d at %s answers again", index, address)
             self._away.discard(index)
 
-    def _add_point(self, ready: Sequence[Any]) -> None:
-        figures, rate = self.lead.reports.figures(), self._rate()
-        lag = self.lag()
-        watermark = watermark_of(ready)
+    def _add_point(self) -> None:
+        figures, log_time = self.quality.figures(), self._log_time()
         point = {
             "time": self._now(),
-            "samples_per_s": rate,
-            "lag": lag,
-            "freshness_ms": 1000 * (self._now() - watermark) if watermark else None,
-            "auc": {label: of.get("auc") for label, of in figures.items()},
-            "log_loss": {label: of.get("log_loss") for label, of in figures.items()},
+            "samples_per_s": self._rate(),
+            "lag": self.lag(),
+            "freshness_ms": _freshness_ms(self.members.of(SERVER), self._now()),
+            "log_delay_ms": 1000 * max(0.0, self._now() - log_time) if log_time else None,
+            "auc": {label: of_label.get("auc") for label, of_label in figures.items()},
+            "log_loss": {label: of_label.get("log_loss") for label, of_label in figures.items()},
         }
-        with self._lock:
-            self._points.append(point)
+        self._history.add(point)
 
     def _rate(self) -> float | None:
         with self._lock:
@@ -209,23 +415,42 @@ class Coordinator:
         return max(0.0, (last - first) / (ended - began))
 
 
-def _lag(workers: Sequence[Member]) -> int | None:
+@contextmanager
+def _as_shard_error() -> Iterator[None]:
+    """Raises errors of publishing as ShardError, which clients know."""
+    try:
+        yield
+    except PublicationError as exc:
+        raise ShardError(str(exc)) from exc
+
+
+def _freshness_ms(servers: Sequence[Member], now: float) -> float | None:
+    """Of the server that has the oldest model; None: none serves anything."""
+    watermarks = [server.about.get("watermark") for server in servers]
+    known = [one for one in watermarks if isinstance(one, int | float)]
+    return 1000 * (now - min(known)) if known else None
+
+
+def _reported_lag(workers: Sequence[Member]) -> int | None:
     lags = [_counts(worker.about.get("lag")) for worker in workers]
     return sum(sum(lag.values()) for lag in lags) if lags else None
 
 
-def _worker(member: Member) -> dict[str, Any]:
+def _worker_to_json(member: Member) -> dict[str, Any]:
     about = member.about
-    partitions, rate = about.get("partitions"), about.get("samples_per_s")
+    partitions, rate, size = (about.get(name) for name in ("partitions", "samples_per_s", "samples_per_batch"))
     return {
         "name": member.name,
-        "partitions": [one for one in partitions if isinstance(one, int)] if isinstance(partitions, list) else [],
+        "partitions": [number for number in partitions if isinstance(number, int)]
+        if isinstance(partitions, list)
+        else [],
         "lag": sum(_counts(about.get("lag")).values()),
         "samples_per_s": rate if isinstance(rate, int | float) else None,
+        "samples_per_batch": size if isinstance(size, int | float) else None,
         "seen": member.seen,
     }
 
 
-def _counts(given: object) -> Mapping[str, int]:
-    """Counts by name, of what a process said of itself."""
-    return {str(k): v for k, v in given.items() if isinstance(v, int)} if isinstance(given, dict) else {}
+def _counts(value: object) -> Mapping[str, int]:
+    """Counts by name, from what a process reports of itself."""
+    return {str(k): v for k, v in value.items() if isinstance(v, int)} if isinstance(value, dict) else {}

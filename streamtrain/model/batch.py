@@ -1,5 +1,6 @@
 """Batch: many samples as columns, which is what plan, step and metrics work on."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,3 +53,23 @@ class Batch:
             offsets=offsets,
             **columns,
         )
+
+    def cut(self, size: int) -> Iterator["Batch"]:
+        """Its samples in order, at most `size` at a time; without copies but for keys and offsets."""
+        for first in range(0, len(self), size):
+            rows = slice(first, first + size)
+            bounds = self.offsets[:, first : first + size + 1]
+            keys = [
+                self.keys[start + of_feature[0] : start + of_feature[-1]]
+                for start, of_feature in zip(self.starts, bounds, strict=False)
+            ]
+            yield Batch(
+                keys=np.concatenate([*keys, np.empty(0, np.uint64)]),
+                starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
+                offsets=np.ascontiguousarray(bounds - bounds[:, :1]),
+                numeric=self.numeric[rows],
+                labels=self.labels[rows],
+                weights=self.weights[rows],
+                times=self.times[rows],
+                kept=self.kept[rows],
+            )

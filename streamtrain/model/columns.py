@@ -1,27 +1,287 @@
-"""Columns of many samples, from pandas, Arrow or NumPy, to a batch: the same rules as for JSON, but no text between."""
+"""Columns of many samples, from pandas, Arrow or NumPy, to a batch: the same rules as for JSON, but no text between.
+
+And what is wrong with a refused sample, of columns or of JSON, in words: its value is looked up here, as the native
+decoder reports a reason, a field and a position.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from streamtrain._core import TIME_RANGE, cross_ragged, hash_bytes, parse_times
+from streamtrain._core import TIME_RANGE, cross_ragged, hash_bytes, hash_integers, hash_strings, parse_times
 from streamtrain.errors import BadSample, ConfigError
-from streamtrain.model.arrow import (
-    column_of,
-    floats,
-    has_column,
-    is_list,
-    is_numeric,
-    is_text,
-    keys_of,
-    nulls_of,
-    number_column,
-    text_of,
-)
 from streamtrain.model.batch import Batch
 from streamtrain.model.features import Categorical, Cross, Label, Numeric
 from streamtrain.model.model import Model
+
+DETAILED = 64
+"""Refused samples of a batch that are described; the others would cost time, and say the same."""
+DETAILED_BYTES = 1 << 18
+"""Size of the messages of a batch that are parsed again for that."""
+
+_NUMBER, _ID = "a number", "an id (text or an integer) or a list of ids"
+_UNITS = (("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9))
+_YEAR_2100 = 4_102_444_800
+_SHOWN = 60  # characters of a value
+_NAMES = 20  # fields that are listed
+_NEAR = 16  # bytes shown around a position
+
+
+class Describer:
+    """Describes refused samples of one model."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._schema = model, model.schema
+        schema = model.schema
+        named = [*((one.field_name, _ID) for one in schema.categoricals)]
+        named += [(one.field_name, _NUMBER) for one in schema.numerics]
+        named += [(one.name, _NUMBER) for one in model.labels]
+        named += [(schema.weight, _NUMBER)] if schema.weight else []
+        named += [(schema.time, "seconds since the epoch or ISO 8601 text")] if schema.time else []
+        self._expected: dict[str, list[str]] = {}
+        for name, kind in named:
+            kinds = self._expected.setdefault(name, [])
+            kinds += [] if kind in kinds else [kind]
+
+    def message(self, reason: str, field: str, message: bytes, at: int) -> str:
+        """What is wrong with a JSON message; `at` is the byte of the problem, or -1."""
+        near = _shown_bytes(message, max(0, at - _NEAR), max(0, at) + _NEAR)
+        match reason:
+            case "too_large":
+                return f"it has {len(message):,} bytes; max_message_bytes is {self._schema.max_message_bytes:,}"
+            case "too_deep":
+                text = f"objects and lists are nested more than {self._schema.max_depth} deep (max_depth)"
+            case "not_an_object":
+                text = f'it is {_shown_bytes(message, 0, _SHOWN)}; a sample is an object such as {{"user": "u42"}}'
+            case "not_json" | "not_utf8" | "bad_escape":
+                text = f"at byte {max(0, at)}, near {near}" if message.strip() else "it is empty"
+            case "not_finite" if at >= 0:
+                text = f"at byte {at}, near {near}; JSON has no NaN or Infinity, write null for a missing number"
+            case _:
+                text = self._of_field(reason, field, message)
+        return text
+
+    def _of_field(self, reason: str, field: str, message: bytes) -> str:
+        try:
+            sample = json.loads(message)
+        except (ValueError, RecursionError):  # such as an integer of thousands of digits
+            return ""
+        return self.value(reason, field, sample) if isinstance(sample, Mapping) else ""
+
+    def value(self, reason: str, field: str, sample: Mapping[str, Any]) -> str:
+        """What is wrong with a field of a sample."""
+        value = sample.get(field)
+        match reason:
+            case "missing_field":
+                return "it is null" if field in sample else self._missing(field, sample)
+            case "wrong_type":
+                expected = " and ".join(self._expected.get(field, ()))
+                why = f"expected {expected}" if expected else ""
+            case "bad_label":
+                why = self._label(field)
+            case "bad_time":
+                why = _time(value)
+            case "bad_weight":
+                why = "a weight is a number >= 0"
+            case "not_finite":
+                why = "a number must be finite and fit into float32"
+            case "id_too_long":
+                why = f"max_id_bytes is {self._schema.max_id_bytes:,}"
+            case "too_many_ids":
+                return f"the sample has more than {self._schema.max_ids:,} ids (max_ids); limit lists with max_length"
+            case "cross_too_large":
+                return "it has more than 4,096 combinations; limit the lists that it crosses with max_length"
+            case _:
+                return ""
+        return f"it is {_shown(value)}" + (f"; {why}" if why else "")
+
+    def _missing(self, field: str, names: Iterable[str]) -> str:
+        found = list(names)
+        if not found:
+            return "the sample has no fields"
+        listed = ", ".join(repr(name) for name in found[:_NAMES])
+        more = f" and {len(found) - _NAMES:,} more" if len(found) > _NAMES else ""
+        near = get_close_matches(field, [name for name in found if name not in self._expected], 1)
+        return f"the sample has {listed}{more}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+    def _label(self, name: str) -> str:
+        kind = next((one.kind for one in self._model.labels if one.name == name), None)
+        loss = self._model.losses.get(name)
+        of = f"loss {loss!r} needs" if isinstance(loss, str) else "it must be"
+        if kind == "count":
+            return f"{of} a number >= 0"
+        return f"{of} 0 or 1" + ("; for other numbers, use 'mean_squared_error'" if isinstance(loss, str) else "")
+
+
+def describe_future(time: float, latest: float) -> str:
+    """What is wrong with an event time, in seconds since the epoch, after the latest one that is accepted."""
+    return f"its event time is {_iso(time)}; the latest that is accepted now is {_iso(latest)}"
+
+
+def _iso(seconds: float) -> str:
+    begin, end = TIME_RANGE
+    clipped = min(max(seconds, begin), end - 1)
+    return datetime.fromtimestamp(clipped, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _time(value: Any) -> str:
+    expected = "expected seconds since the epoch, or ISO 8601 text such as 2026-05-31T12:00:00Z"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        for unit, per_second in _UNITS:
+            if _YEAR_2100 <= value < _YEAR_2100 * per_second:
+                return f"expected seconds since the epoch; if these are {unit}, divide by {per_second:,.0f}"
+    return expected
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "an object"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    cut = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return f"the list {cut}" if isinstance(value, list) else cut
+
+
+def _shown_bytes(message: bytes, first: int, last: int) -> str:
+    return repr(message[first:last].decode("utf-8", "backslashreplace"))
+
+
+_LONGEST_INTEGER = 20  # characters of an integer of 64 bits
+
+
+def as_table(samples: Any) -> pa.Table | None:
+    """An Arrow table of the samples if they are columns, else None.
+
+    Raises:
+        ConfigError: the columns differ in length, or one cannot be a column.
+        TypeError: it is a single sample.
+    """
+    if isinstance(samples, pa.Table):
+        return samples
+    if hasattr(samples, "__arrow_c_stream__") or hasattr(samples, "__arrow_c_array__"):
+        return pa.table(samples)
+    if not isinstance(samples, Mapping):
+        return None
+    single = [
+        name for name, value in samples.items() if value is None or isinstance(value, str | int | float | np.generic)
+    ]
+    if single:
+        raise TypeError(
+            f"samples must be a list of samples or a dict of columns, but {single[0]!r} is the single value "
+            f"{samples[single[0]]!r}; put a single sample in a list: [sample]"
+        )
+    columns: dict[str, pa.Array] = {}
+    for name, column in samples.items():
+        try:
+            columns[name] = pa.array(column)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as exc:
+            raise ConfigError(f"column {name!r} cannot hold samples: {exc}") from exc
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"columns differ in length: {lengths}")
+    return pa.table(columns)
+
+
+def has_column(table: pa.Table, name: str) -> bool:
+    """Whether a table has just one column of that name."""
+    return bool(table.schema.get_field_index(name) >= 0)  # `table.column_names` would make a list of all, every time
+
+
+def get_column(table: pa.Table, name: str) -> pa.Array:
+    """A column in one piece.
+
+    Raises:
+        ConfigError: the column is missing.
+    """
+    if not has_column(table, name):
+        raise ConfigError(f"missing column {name!r}; the columns are {table.column_names}")
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def number_column(table: pa.Table, name: str) -> pa.Array:
+    """A column of numbers, booleans or nulls.
+
+    Raises:
+        ConfigError: the column is missing, or has another type.
+    """
+    column = get_column(table, name)
+    if not is_numeric(column.type) and not pa.types.is_boolean(column.type) and not pa.types.is_null(column.type):
+        raise ConfigError(f"column {name!r} is {column.type}; it must be numbers")
+    return column
+
+
+def floats(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """A column as float64 (0 where null) and where it is null."""
+    nulls = null_mask(column)
+    if pa.types.is_decimal(column.type) or pa.types.is_boolean(column.type) or pa.types.is_null(column.type):
+        column = column.cast(pa.float64(), safe=False)
+    if column.null_count:
+        column = pc.fill_null(column, 0)
+    return column.to_numpy(zero_copy_only=False).astype(np.float64), nulls
+
+
+def null_mask(column: pa.Array) -> NDArray[np.bool_]:
+    """Where a column is null."""
+    if column.null_count == 0:
+        return np.zeros(len(column), bool)
+    nulls: NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
+    return nulls
+
+
+def hash_ids(column: pa.Array, name: str, longest: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Keys of a column of ids (any value where null), and which ids have more than `longest` bytes.
+
+    Raises:
+        ConfigError: the column holds neither integers nor text.
+    """
+    none = np.zeros(len(column), bool)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.uint64), none
+    if pa.types.is_integer(column.type):
+        wide = pa.uint64() if pa.types.is_uint64(column.type) else pa.int64()
+        column = column if column.type == wide else column.cast(wide)
+        column = pc.fill_null(column, 0) if column.null_count else column
+        too_long = none
+        if longest < _LONGEST_INTEGER:
+            too_long = pc.greater(pc.binary_length(column.cast(pa.string())), longest).to_numpy(zero_copy_only=False)
+        return hash_integers(column.to_numpy(zero_copy_only=False)), too_long
+    if is_text(column.type):
+        text, offsets = text_buffers(column)
+        return hash_strings(text, offsets), np.diff(offsets) > longest
+    raise ConfigError(f"column {name!r} is {column.type}; ids are integers or text")
+
+
+def text_buffers(column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of a column of texts (empty where null), and the offsets [n + 1] of each in them."""
+    column = pc.fill_null(column.cast(pa.large_string()), "")
+    _, offsets, data = column.buffers()
+    text = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return text, np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+
+
+def is_numeric(kind: pa.DataType) -> bool:
+    """Whether a type is of numbers."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is of text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type is of lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
@@ -40,20 +300,24 @@ class _Refused:
             self._why[int(i)] = (reason, field)
         self.mask |= mask
 
-    def report(self, start: int) -> list[BadSample]:
-        return [BadSample(start + i, *self._why[i]) for i in sorted(self._why)]
+    def report(self, start: int, describe: Callable[[int, str, str], str]) -> list[BadSample]:
+        return [
+            BadSample(start + i, *self._why[i], describe(i, *self._why[i]) if n < DETAILED else "")
+            for n, i in enumerate(sorted(self._why))
+        ]
 
 
 class ColumnReader:
     """Makes batches of Arrow tables.
 
     Args:
-        model: whose samples are read.
+        model: the model whose samples are read.
+        describer: of the same model.
         with_labels: whether labels and weights are read.
     """
 
-    def __init__(self, model: Model, *, with_labels: bool) -> None:
-        self._model = model
+    def __init__(self, model: Model, describer: Describer, *, with_labels: bool) -> None:
+        self._model, self._describer = model, describer
         self._schema = model.schema
         self._with_labels = with_labels
 
@@ -66,13 +330,20 @@ class ColumnReader:
         refused = _Refused(table.num_rows)
         times = self._times(table, refused)
         labels, weights = self._labels(table, refused)
-        features = [self._ids(table, one, refused) for one in self._schema.categoricals]
+        features: list[tuple[NDArray[np.uint64], NDArray[np.int32]]] = []
+        ids = np.zeros(table.num_rows, np.int64)
+        for one in self._schema.categoricals:
+            features.append(self._ids(table, one, refused))
+            ids += np.diff(features[-1][1])
+            refused.add(ids > self._schema.max_ids, "too_many_ids", one.field_name)
         position = {one.name: i for i, one in enumerate(self._schema.categoricals)}
         for cross in self._schema.crosses:
             features.append(self._cross(cross, [features[position[name]] for name in cross.of], refused))
+            ids += np.diff(features[-1][1])
+            refused.add(ids > self._schema.max_ids, "too_many_ids", cross.name)
         numeric = np.zeros((table.num_rows, len(self._schema.numerics)), np.float32)
-        for j, one in enumerate(self._schema.numerics):
-            numeric[:, j] = self._number(table, one, refused)
+        for j, number in enumerate(self._schema.numerics):
+            numeric[:, j] = self._number(table, number, refused)
         offsets = np.zeros((len(features), table.num_rows + 1), np.int32)
         for f, (_, of_feature) in enumerate(features):
             offsets[f] = of_feature
@@ -86,21 +357,26 @@ class ColumnReader:
             times=times,
             kept=np.arange(start, start + table.num_rows, dtype=np.int32),
         )
-        return (batch.select(~refused.mask) if refused.mask.any() else batch), refused.report(start)
+
+        def describe(place: int, reason: str, field: str) -> str:
+            sample = {field: table.column(field)[place].as_py()} if has_column(table, field) else {}
+            return self._describer.value(reason, field, sample)
+
+        return (batch.select(~refused.mask) if refused.mask.any() else batch), refused.report(start, describe)
 
     def _times(self, table: pa.Table, refused: _Refused) -> NDArray[np.float64]:
         name = self._schema.time
         if name is None or (not self._with_labels and not has_column(table, name)):
             return np.zeros(table.num_rows)
-        column = column_of(table, name)
+        column = get_column(table, name)
         if pa.types.is_date(column.type):
             column = column.cast(pa.timestamp("ms"))
         if pa.types.is_timestamp(column.type):
-            missing, unit = nulls_of(column), _PER_SECOND[column.type.unit]
+            missing, unit = null_mask(column), _PER_SECOND[column.type.unit]
             ticks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
             values = ticks // unit + ticks % unit / unit
         elif is_text(column.type):
-            values, missing = parse_times(*text_of(column)), nulls_of(column)
+            values, missing = parse_times(*text_buffers(column)), null_mask(column)
         elif is_numeric(column.type) or pa.types.is_null(column.type):
             values, missing = floats(column)
             refused.add(~missing & ~np.isfinite(values), "not_finite", name)
@@ -165,21 +441,21 @@ class ColumnReader:
         default = None if feature.default is None else hash_bytes(str(feature.default).encode())
         if default is not None and not has_column(table, name):
             return np.full(samples, default, np.uint64), np.arange(samples + 1, dtype=np.int32)
-        column = column_of(table, name)
+        column = get_column(table, name)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        missing = nulls_of(column)
+        missing = null_mask(column)
         if default is None:
             refused.add(missing, "missing_field", name)
         if not is_list(column.type):
-            keys, too_long = keys_of(column, name, self._schema.max_id_bytes)
+            keys, too_long = hash_ids(column, name, self._schema.max_id_bytes)
             refused.add(too_long, "id_too_long", name)
             keys[missing] = default or 0
             return keys, np.arange(samples + 1, dtype=np.int32)
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         values = pc.list_flatten(column)
-        keys, too_long = keys_of(values, name, self._schema.max_id_bytes)
-        owner, nulls = np.repeat(np.arange(samples), lengths), nulls_of(values)
+        keys, too_long = hash_ids(values, name, self._schema.max_id_bytes)
+        owner, nulls = np.repeat(np.arange(samples), lengths), null_mask(values)
         bad = np.flatnonzero(nulls | too_long)
         bad = bad[np.unique(owner[bad], return_index=True)[1]]  # the first of each sample
         for mask, reason in ((nulls, "wrong_type"), (too_long, "id_too_long")):

@@ -4,15 +4,16 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, TypeGuard
 
-from streamtrain.clock import parse_duration
+from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError
-from streamtrain.model.optimizers import Optimizer
+from streamtrain.model.optimizers import Optimizer, ours
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 RowType = Literal["float32", "bfloat16", "float16"]
 LabelKind = Literal["binary", "real", "count"]
 
 MAX_DIM = 4096
+MAX_MICRO_BATCH = 1 << 16
 MAX_MIN_COUNT = 255
 MAX_CROSSED = 8
 MAX_LENGTH = 2**31 - 1
@@ -76,9 +77,8 @@ class Embedded:
         self._check(good, "min_count", f"1 to {MAX_MIN_COUNT}")
         good = self.capacity is None or is_count(self.capacity, MAX_CAPACITY)
         self._check(good, "capacity", f"1 to {MAX_CAPACITY} or None")
-        self._check(
-            self.optimizer is None or isinstance(self.optimizer, Optimizer), "optimizer", "an optimizer or None"
-        )
+        if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
+            raise ConfigError(f"feature {self.name!r}: optimizer must be None or {ours(self.optimizer)}")
         if self.expire_after is not None:
             parse_duration(self.expire_after, f"feature {self.name!r}: expire_after")
         if self.combiner is None and self.max_length is None:
@@ -165,7 +165,8 @@ class Numeric:
         name: name of the input; also of the field unless that is given.
         field: key of the sample to read; default: name.
         default: number to use where the field is missing or null; None: such a sample is refused.
-        transform: "log1p" for sign(x) * log(1 + |x|), "standardize" for (x - mean) / stddev, None for x itself.
+        transform: "log1p" for sign(x) * log(1 + |x|), which a network bears whatever the unit is; "standardize" for
+            (x - mean) / stddev; None for x itself.
         mean: subtracted by "standardize".
         stddev: divided by in "standardize", > 0.
 
@@ -177,7 +178,7 @@ class Numeric:
     _: KW_ONLY
     field: str | None = None
     default: float | None = None
-    transform: Literal["log1p", "standardize"] | None = None
+    transform: Literal["log1p", "standardize"] | None = "log1p"
     mean: float = 0.0
     stddev: float = 1.0
 

@@ -1,9 +1,11 @@
 """Forward: how a model's Keras graph is called, in training and in serving, on the matrix of a batch.
 
-TensorFlow is loaded when a Forward is made.
+TensorFlow is imported when a Forward is created. This is the one module that uses private APIs of TensorFlow and Keras
+(`_replace`, `differs_in_training`); pyproject.toml bounds their versions for that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,10 +14,74 @@ from numpy.typing import NDArray
 from streamtrain._core import Plan
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
-from streamtrain.model.pieces import cut, rejoin
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+
+def split_columns(columns: "tf.Tensor", widths: list[int]) -> list["tf.Tensor"]:
+    """Splits columns [n, sum of widths] in one operation, as each operation has a fixed cost."""
+    import tensorflow as tf
+
+    return [*tf.split(columns, widths, axis=1)] if widths else []
+
+
+def fuse_concats(columns: "tf.Tensor", pieces: Sequence["tf.Tensor"]) -> None:
+    """Replaces concatenations of pieces, for all that uses them so far.
+
+    To be called after the graph that uses them is traced, and before its gradients are: those of a tape would still go
+    through the concatenation.
+
+    Args:
+        columns: the matrix that was split.
+        pieces: its columns from `split_columns`.
+    """
+    bounds, at = {}, 0
+    for piece in pieces:
+        bounds[piece.ref()] = (at, at := at + piece.shape[1])
+    users = {id(user): user for piece in pieces for user in piece.consumers()}
+    for user in users.values():
+        if (span := _span(user, bounds)) is None:
+            continue
+        with user.graph.as_default():
+            whole = columns if span == (0, at) else columns[:, slice(*span)]
+        _replace(user.outputs[0], whole)
+
+
+def _span(operation: Any, bounds: dict[Any, tuple[int, int]]) -> tuple[int, int] | None:
+    """First and last column of what an operation concatenates; None: it does something else, or has others too."""
+    import tensorflow as tf
+
+    if operation.type != "ConcatV2":
+        return None
+    *parts, axis = operation.inputs
+    spans = [bounds.get(part.ref()) for part in parts]
+    if None in spans or tf.get_static_value(axis) not in (1, -1):
+        return None
+    known = [one for one in spans if one is not None]
+    return None if any(a[1] != b[0] for a, b in pairwise(known)) else (known[0][0], known[-1][1])
+
+
+def _replace(tensor: "tf.Tensor", other: "tf.Tensor") -> None:
+    """Rewires all consumers of a tensor to another one. TensorFlow has no public API for it."""
+    for operation in tensor.consumers():
+        for i, operand in enumerate(operation.inputs):
+            if operand is tensor:
+                operation._update_input(i, other)
+
+
+def differs_in_training(model: Any) -> bool:
+    """Whether a layer of a Keras model may behave differently in training. Keras has no public API for it."""
+    import keras
+
+    layers = model._flatten_layers(include_self=False)
+    return any(layer._call_has_training_arg for layer in layers if not isinstance(layer, keras.Model))
+
+
+def tensor_view(tensor: "tf.Tensor") -> NDArray[np.float32]:
+    """A read-only view of a tensor's values: `numpy()` would copy them, and these are large."""
+    return np.asarray(memoryview(tensor))
+
 
 Floats = NDArray[np.float32]
 Made = tuple[dict[str, Any], list[Any]]
@@ -44,14 +110,18 @@ class Traced:
     time: two thirds of a small step. The arguments are always those that it was traced with, so nothing is lost.
 
     Args:
-        graph: what is traced.
+        graph: function to trace.
         signature: its arguments; those in a list are given one by one when it is called.
-        options: of the operation.
+        xla: whether XLA compiles it, at the first call.
+        options: attributes of the call's operation.
     """
 
-    def __init__(self, graph: Callable[..., Any], signature: list[Any], **options: Any) -> None:
+    def __init__(self, graph: Callable[..., Any], signature: list[Any], *, xla: bool = False, **options: Any) -> None:
         import tensorflow as tf
 
+        if xla:  # within a function around it: the operation alone does not say that what it calls is to be compiled
+            compiled = tf.function(graph, jit_compile=True, autograph=False)
+            graph = tf.autograph.experimental.do_not_convert(lambda *args: compiled(*args))  # noqa: PLW0108  # a name
         function = tf.function(graph, input_signature=signature).get_concrete_function()
         self._captured = list(function.captured_inputs)
         self._call = tf.raw_ops.StatefulPartitionedCall
@@ -70,11 +140,11 @@ class Forward:
     """A model's Keras graph as a function of the batch's matrix and of weights that come with every call.
 
     Args:
-        model: whose graph it calls.
+        model: the model.
 
     Attributes:
-        columns: of the matrix.
-        own: non-trainable weights that are no statistics: the states of random generators, as of dropout.
+        columns: layout of the matrix.
+        own: non-trainable weights other than statistics: the states of random generators, such as those of dropout.
     """
 
     def __init__(self, model: Model) -> None:
@@ -103,7 +173,7 @@ class Forward:
         return by_kind
 
     def matrix(self, plan: Plan, rows: Floats, batch: Batch) -> Floats:
-        """Everything that the graph needs of a batch as one matrix: each argument of a function has its price.
+        """All inputs of the graph for a batch, as one matrix: each argument of a function has a fixed cost.
 
         Args:
             plan: the batch's plan.
@@ -115,10 +185,15 @@ class Forward:
         """
         at = self.columns
         matrix = plan.pool(rows, at.width - at.numeric)
-        matrix[:, at.numeric : at.lengths] = batch.numeric
-        for column, feature in enumerate(self._sequences, at.lengths):
-            matrix[:, column] = np.diff(batch.offsets[feature])
+        self.set_numbers(batch, matrix[:, at.numeric :])
         return matrix
+
+    def set_numbers(self, batch: Batch, out: Floats) -> None:
+        """Writes what of the matrix comes from no row: numeric features, lengths of sequences."""
+        count = self.columns.lengths - self.columns.numeric
+        out[:, :count] = batch.numeric
+        for column, feature in enumerate(self._sequences, count):
+            out[:, column] = np.diff(batch.offsets[feature])
 
     def call(
         self,
@@ -136,11 +211,18 @@ class Forward:
             features: the matrix.
             training: whether layers behave as in training.
         """
-        pieces = cut(features, self._widths)
+        pieces = split_columns(features, self._widths)
         inputs = self._inputs(pieces)
         outputs, new_state = self._model.keras.stateless_call(trainable, state, inputs, training=training)
-        self._tf.autograph.experimental.do_not_convert(rejoin)(features, pieces)
+        self._tf.autograph.experimental.do_not_convert(fuse_concats)(features, pieces)
         return outputs, new_state
+
+    def call_parts(
+        self, trainable: list["tf.Tensor"], state: list["tf.Tensor"], parts: list["tf.Tensor"], *, training: bool
+    ) -> Made:
+        """As `call`, on the parts of the matrix: one for each feature, then the lengths of sequences."""
+        outputs: Made = self._model.keras.stateless_call(trainable, state, self._inputs(parts), training=training)
+        return outputs
 
     def _inputs(self, parts: list["tf.Tensor"]) -> dict[str, Any]:
         """The graph's named inputs."""
@@ -155,5 +237,5 @@ class Forward:
         return by_name
 
     def predictions(self, outputs: dict[str, Any]) -> "tf.Tensor":
-        """The outputs as columns in the order of the labels; Keras gives them in an order of its own."""
+        """The outputs as columns in the order of the labels; Keras may return them in another order."""
         return self._tf.concat([outputs[label.name] for label in self._model.labels], 1)

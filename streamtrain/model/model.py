@@ -6,21 +6,29 @@ inference graph, and no vocabulary size exists anywhere.
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
 import random
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamtrain._core import Planner
 from streamtrain.errors import ConfigError
-from streamtrain.model.dense import DenseLayout
-from streamtrain.model.features import Label, LabelKind, Numeric, is_number
-from streamtrain.model.optimizers import Adagrad, Adam, Optimizer
+from streamtrain.model.dense import DenseLayout, describe_weights
+from streamtrain.model.features import MAX_MICRO_BATCH, Label, LabelKind, Numeric, is_count, is_number
+from streamtrain.model.optimizers import Adagrad, Adam, Optimizer, ours
 from streamtrain.model.sampling import Sampling
 from streamtrain.model.schema import Schema
+from streamtrain.model.spec import REDUCTIONS
 
 if TYPE_CHECKING:
     import keras
@@ -30,28 +38,36 @@ Loss = str | Callable[[Any, Any], Any]
 # What each loss needs of its label. A loss that is not listed may be given as a callable.
 LOSSES: dict[str, LabelKind] = {
     "binary_crossentropy": "binary",
+    "fake_negative_weighted": "binary",
     "mean_squared_error": "real",
     "mean_absolute_error": "real",
     "huber": "real",
     "poisson": "count",
 }
 
+_KEPT_OTHERWISE = ("loss", "keep")  # options that are not attributes of the same name
+
 
 class Model:
-    """What is learned.
+    """A schema, a Keras graph over its features, losses and optimizers.
 
     Args:
         schema: the fields of a sample and the features made of them.
         graph: called once with {feature name: Keras tensor}; returns the prediction `[batch, 1]`, or for several labels
             a mapping from label name to it.
-        loss: one of "binary_crossentropy" (the graph ends in a sigmoid), "mean_squared_error", "mean_absolute_error",
-            "huber", "poisson", or a callable of (labels [batch, 1], predictions [batch, 1]) that returns `[batch]`.
-            For several labels a mapping from label name to loss, or one loss for all.
+        loss: one of "binary_crossentropy" (the graph ends in a sigmoid), "fake_negative_weighted" (the same, for
+            streams in which every sample is a negative first, and each positive follows as a second sample),
+            "mean_squared_error", "mean_absolute_error", "huber", "poisson", or a callable of (labels [batch, 1],
+            predictions [batch, 1]) that returns `[batch]`. For several labels a mapping from label name to loss, or
+            one loss for all.
         embedding_optimizer: for the rows of all tables that name none of their own.
         dense_optimizer: for the weights of the graph: SGD, Adagrad or Adam.
         name: the name under which it is served.
-        reduction: "mean" divides a batch's loss by its number of samples, "sum" does not, so that a sample's gradient
-            is the same in any batch.
+        reduction: how the gradients of a step's samples are put together. "row_sum": those of rows are added up, as a
+            row is touched by few of the samples, and those of the weights averaged; so one rate of each holds for any
+            size. "mean": all are averaged over the step, as Keras does. "sum": all are added up.
+        micro_batch_size: samples of a step. A larger batch is learned as a sequence of such steps, of which each sees
+            the rows and weights that those before it have changed. None: a whole batch is one step.
         loss_weights: factor of each label's loss; default 1.
         seed: of birth values and of the graph's initial weights. Building the graph sets Keras's and TensorFlow's
             global seed to it.
@@ -71,7 +87,8 @@ class Model:
         embedding_optimizer: Optimizer | None = None,
         dense_optimizer: Optimizer | None = None,
         name: str = "model",
-        reduction: Literal["mean", "sum"] = "mean",
+        reduction: Literal["row_sum", "mean", "sum"] = "row_sum",
+        micro_batch_size: int | None = 8,
         loss_weights: Mapping[str, float] | None = None,
         seed: int = 0,
         keep: Mapping[int, float] | None = None,
@@ -79,9 +96,11 @@ class Model:
         self.schema = schema
         self.graph = graph
         self.embedding_optimizer = Adagrad() if embedding_optimizer is None else embedding_optimizer
-        self.dense_optimizer = Adam() if dense_optimizer is None else dense_optimizer
+        # Without momentum: the gradients of small steps are noise to each other (docs/quality.md).
+        self.dense_optimizer = Adam(beta1=0.0) if dense_optimizer is None else dense_optimizer
         self.name = name
         self.reduction = reduction
+        self.micro_batch_size = micro_batch_size
         self.seed = seed
         self._check_options()
         names = [label.name for label in schema.labels]
@@ -95,17 +114,33 @@ class Model:
         if self.sampling and [*self.losses.values()] != ["binary_crossentropy"]:
             raise ConfigError('keep is for models of one label with the loss "binary_crossentropy"')
 
+    def replace(self, **options: Any) -> Model:
+        """The same model with other options, like `dataclasses.replace`; its graph is rebuilt.
+
+        Args:
+            options: those of `Model` that change, by name.
+
+        Raises:
+            ConfigError: an option is wrong.
+        """
+        names = [name for name in inspect.signature(Model).parameters if name not in _KEPT_OTHERWISE]
+        given = {name: getattr(self, name) for name in names}
+        given |= {"loss": self.losses, "keep": self.sampling and self.sampling.rates}
+        return Model(**(given | options))
+
     def _check_options(self) -> None:
         if not isinstance(self.schema, Schema):
             raise ConfigError(f"schema must be a Schema, not {self.schema!r}")
         if not callable(self.graph):
             raise ConfigError(f"graph must be a function of {{feature name: Keras tensor}}, not {self.graph!r}")
         if not isinstance(self.embedding_optimizer, Optimizer):
-            raise ConfigError(f"embedding_optimizer must be an optimizer, not {self.embedding_optimizer!r}")
+            raise ConfigError(f"embedding_optimizer must be {ours(self.embedding_optimizer)}")
         if not isinstance(self.dense_optimizer, Optimizer) or not self.dense_optimizer.for_dense:
-            raise ConfigError(f"dense_optimizer must be SGD, Adagrad or Adam, not {self.dense_optimizer!r}")
-        if self.reduction not in ("mean", "sum"):
-            raise ConfigError(f'reduction must be "mean" or "sum", not {self.reduction!r}')
+            raise ConfigError(f"dense_optimizer must be {ours(self.dense_optimizer, ('SGD', 'Adagrad', 'Adam'))}")
+        if self.reduction not in REDUCTIONS:
+            raise ConfigError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {self.reduction!r}")
+        if self.micro_batch_size is not None and not is_count(self.micro_batch_size, MAX_MICRO_BATCH):
+            raise ConfigError(f"micro_batch_size must be 1 to {MAX_MICRO_BATCH} or None, not {self.micro_batch_size!r}")
         if not isinstance(self.name, str) or not self.name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"name must consist of letters, digits, - and _, not {self.name!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
@@ -130,7 +165,7 @@ class Model:
             }
             outputs = self.graph(dict(inputs))
         except Exception as exc:
-            raise ConfigError(f"graph fails with {type(exc).__name__}: {exc}") from exc
+            raise ConfigError(describe_failure("graph", exc)) from exc
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
@@ -187,6 +222,25 @@ class Model:
         weights = self.statistics_variables
         return DenseLayout(tuple(w.path for w in weights), tuple(tuple(w.shape) for w in weights))
 
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What the parts of the model stand for; see `Spec.about`."""
+        labels = [label.name for label in self.labels]
+        embedding = self.embedding_optimizer.settings()
+        about = self.schema.about() | {"embedding_optimizer": {name: embedding[name] for name in ("optimizer", "rate")}}
+        for name, variables in ("weights", self.keras.trainable_variables), ("statistics", self.statistics_variables):
+            about[name] = [asdict(one) for one in describe_weights(self.keras, labels, variables)]
+        decoded: dict[str, Any] = json.loads(json.dumps(about))
+        return decoded
+
+    def initial_parameters(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """First values of the weights, float32 [P], and of the statistics, float32 [S]."""
+        weights, statistics = self.keras.trainable_variables, self.statistics_variables
+        return (
+            self.dense.flatten([one.numpy() for one in weights]),
+            self.statistics.flatten([one.numpy() for one in statistics]),
+        )
+
     def planner(self, shards: int) -> Planner:
         """A planner of batches for tables that are split over `shards` shards."""
         index = {table.name: i for i, table in enumerate(self.schema.tables)}
@@ -197,16 +251,96 @@ class Model:
         )
 
 
+def loss_function(loss: Loss) -> Callable[[Any, Any], Any]:
+    """The function of (labels [batch, 1], predictions [batch, 1]) that a model's loss stands for."""
+    import keras
+
+    if callable(loss):
+        return loss
+    if loss == "fake_negative_weighted":
+        return fake_negative_weighted
+    function: Callable[[Any, Any], Any] = getattr(keras.losses, loss)
+    return function
+
+
+def fake_negative_weighted(labels: Any, predictions: Any) -> Any:
+    """Cross-entropy for streams in which every sample is a negative first, and each positive follows as a second one.
+
+    Of a true rate p, that stream has positives at the rate p / (1 + p). Weights of (1 + f) for positives and
+    (1 - f)(1 + f) for negatives, with the prediction f as a constant, make the expected gradient that of the
+    cross-entropy to p, times (1 - f^2) / (1 + p). So predictions converge to p, and need no correction (Ktena et al.,
+    "Addressing Delayed Feedback for Continuous Training with Neural Networks in CTR prediction", RecSys 2019).
+
+    Args:
+        labels: float32 [batch, 1], 0 or 1.
+        predictions: float32 [batch, 1], probabilities.
+
+    Returns:
+        float32 [batch]. Its gradient is what counts: its value may be smaller for worse predictions.
+    """
+    import keras
+
+    fixed = keras.ops.stop_gradient(predictions)
+    weights = (1 + fixed) * (1 - (1 - labels) * fixed)
+    return weights[:, 0] * keras.losses.binary_crossentropy(labels, predictions)
+
+
+def fake_negative_likelihood(labels: Any, predictions: Any) -> Any:
+    """Cross-entropy to f / (1 + f), the rate of positives in a stream with fake negatives, if f is the true one.
+
+    It has the minimum of `fake_negative_weighted`, but is also a measure to compare predictions by.
+
+    Args:
+        labels: float32 [batch, 1], 0 or 1.
+        predictions: float32 [batch, 1], probabilities.
+
+    Returns:
+        float32 [batch].
+    """
+    import keras
+
+    return keras.losses.binary_crossentropy(labels, predictions / (1 + predictions))
+
+
+_PACKAGE = Path(__file__).parent.parent
+_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def own_frames(exc: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of an error that are in code of the user: neither here, nor in Python or an installed package."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    paths = [Path(frame.filename) for frame in frames]
+    return [
+        frame
+        for frame, path in zip(frames, paths, strict=True)
+        if not frame.filename.startswith("<")
+        and not _INSTALLED & {*path.parts}
+        and not path.is_relative_to(_PACKAGE)
+        and not path.is_relative_to(_LIBRARY)
+    ]
+
+
+def describe_failure(what: str, exc: Exception) -> str:
+    """An error in the user's code, with the lines of that code that led to it."""
+    lines = traceback.format_list(own_frames(exc))
+    if isinstance(exc, SyntaxError):
+        lines += traceback.format_exception_only(exc)[:-1]
+        exc = type(exc)(exc.msg)
+    where = "".join(lines).rstrip()
+    return f"{what} fails with {type(exc).__name__}: {exc}" + (f"\n{where}" if where else "")
+
+
 def _per_label(option: str, given: Any, names: list[str]) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         return dict.fromkeys(names, given)
     for name in given:
         if name not in names:
-            raise ConfigError(f"{option} names {name!r}, which is no label; labels are {names}")
+            raise ConfigError(f"{option} names {name!r}, which is not a label; the labels are {names}")
     if option == "loss":
         for name in names:
             if name not in given:
-                raise ConfigError(f"loss has none for label {name!r}")
+                raise ConfigError(f"loss is missing for label {name!r}")
     return {name: given.get(name, 1.0) for name in names}
 
 

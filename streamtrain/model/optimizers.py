@@ -4,6 +4,7 @@ All of them are plain frozen values; the native core does the arithmetic (formul
 `SGD`, `Adagrad` and `Adam` serve embedding rows and dense parameters, `RowWiseAdagrad` and `FTRL` embedding rows only.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -44,6 +45,34 @@ class Optimizer:
         return {"optimizer": self.kind, **{name: float(value) for name, value in asdict(self).items()}}
 
 
+# The optimizer here for each of Keras.
+_OF_KERAS = {"sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "Adagrad", "adadelta": "Adagrad", "ftrl": "FTRL"}
+ALL = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "FTRL")
+
+
+def ours(given: object, kinds: Sequence[str] = ALL) -> str:
+    """What an optimizer must be instead of what was given, such as one of Keras or its name."""
+    expected = f"st.{', st.'.join(kinds[:-1])} or st.{kinds[-1]}"
+    name = given if isinstance(given, str) else type(given).__name__
+    is_keras = type(given).__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras")
+    if isinstance(given, type) and issubclass(given, Optimizer):
+        return f"{expected}, not the class {given.__name__}: write st.{given.__name__}()"
+    kind = _OF_KERAS.get(name.lower()) or ("Adam" if "adam" in name.lower() else "")
+    if not (is_keras or isinstance(given, str)) or kind not in kinds:
+        return f"{expected}, not {given!r}"
+    rate = _rate(given)
+    what = f"the name {given!r}" if isinstance(given, str) else f"Keras's {name}"
+    return f"{expected}, not {what}: use st.{kind}({f'{rate:.4g}' if rate else ''})"
+
+
+def _rate(optimizer: object) -> float | None:
+    """The learning rate of an optimizer of Keras, if it is a number and no schedule."""
+    try:
+        return float(getattr(optimizer, "learning_rate"))  # noqa: B009  # of a library that is not loaded here
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent: w -= rate * g."""
@@ -56,8 +85,8 @@ class SGD(Optimizer):
 class Adagrad(Optimizer):
     """Adagrad (Duchi et al. 2011), one accumulator per weight: a += g²; w -= rate * g / (√a + epsilon)."""
 
-    rate: float = 0.05
-    initial_accumulator: float = 0.1
+    rate: float = 0.2
+    initial_accumulator: float = 0.01
     epsilon: float = 1e-7
     kind: ClassVar[str] = "adagrad"
 
@@ -66,8 +95,8 @@ class Adagrad(Optimizer):
 class RowWiseAdagrad(Optimizer):
     """Adagrad with one accumulator per row, fed with the mean of g² over the row: nearly no optimizer memory."""
 
-    rate: float = 0.05
-    initial_accumulator: float = 0.1
+    rate: float = 0.2
+    initial_accumulator: float = 0.01
     epsilon: float = 1e-7
     kind: ClassVar[str] = "rowwise_adagrad"
     for_dense: ClassVar[bool] = False

@@ -5,41 +5,76 @@ and reported with a reason; docs/samples.md lists the reasons.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamtrain._core import DECODE_REASONS, CategoricalSpec, CrossSpec, Decoder, LabelSpec, NumericSpec
 from streamtrain.errors import BadSample, ConfigError
-from streamtrain.model.arrow import as_table
 from streamtrain.model.batch import Batch
-from streamtrain.model.columns import ColumnReader
+from streamtrain.model.columns import DETAILED, DETAILED_BYTES, ColumnReader, Describer, as_table, describe_future
 from streamtrain.model.model import Model
 
-LATE = "late"
-REASONS: tuple[str, ...] = (*DECODE_REASONS, "not_avro", "not_protobuf", "unknown_schema", LATE)
+LATE, FUTURE = "late", "future"
+REASONS: tuple[str, ...] = (*DECODE_REASONS, "not_avro", "not_protobuf", "unknown_schema", FUTURE, LATE)
+FUTURE_AFTER = 86_400.0
+"""Default limit, in seconds, for event times ahead of the message's arrival."""
 
 Samples = Batch | Mapping[str, Any] | Iterable[bytes | str | Mapping[str, Any]]
 
 
+def refuse_future(
+    batch: Batch, bad: list[BadSample], latest: float | NDArray[np.float64]
+) -> tuple[Batch, list[BadSample]]:
+    """Refuses samples of a batch whose event time is after `latest`: a value, or float64 [n], one for each sample.
+
+    One of them would make every later sample late, and have all rows expire that have not been seen for long by it.
+    """
+    future = batch.times > latest
+    if not future.any():
+        return batch, bad
+    times, limits = batch.times[future], np.broadcast_to(latest, batch.times.shape)[future]
+    refused = [
+        BadSample(int(i), FUTURE, "", describe_future(times[n], limits[n]) if n < DETAILED else "")
+        for n, i in enumerate(batch.kept[future])
+    ]
+    return batch.select(~future), sorted([*bad, *refused], key=lambda one: one.index)
+
+
 class SampleReader:
-    """Reads the samples of one model. Not thread-safe: each thread has its own.
+    """Reads the samples of one model. Thread-safe, but threads that share one take turns.
 
     Args:
-        model: whose samples are read.
+        model: the model whose samples are read.
         with_labels: whether labels and weights are read (training) or ignored (prediction).
-        max_message_bytes: of JSON messages, if not what the schema says.
+        max_message_bytes: maximum size of a JSON message; None: as the schema says.
+        future_after: `batches` refuses samples whose event time is more than this many seconds after `now`; None: no
+            limit.
+        now: seconds since the epoch.
     """
 
-    def __init__(self, model: Model, *, with_labels: bool = True, max_message_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        with_labels: bool = True,
+        max_message_bytes: int | None = None,
+        future_after: float | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._future_after, self._now = future_after, now
         self._with_labels = with_labels
         try:
             self._decoder = _decoder(model, max_message_bytes or model.schema.max_message_bytes)
         except ValueError as exc:
             raise ConfigError(f"schema: {exc}") from exc
-        self._columns = ColumnReader(model, with_labels=with_labels)
+        self._describer = Describer(model)
+        self._columns = ColumnReader(model, self._describer, with_labels=with_labels)
 
     def batches(self, samples: Samples, batch_size: int) -> Iterator[tuple[Batch, list[BadSample]]]:
         """Cuts samples into batches of at most `batch_size` and reads each.
@@ -54,7 +89,7 @@ class SampleReader:
             the first sample of the call.
 
         Raises:
-            TypeError: samples are none of these.
+            TypeError: samples are none of these, such as a single sample or a path.
             ConfigError: a column cannot be what the schema says that it is.
         """
         if isinstance(samples, Batch):
@@ -63,19 +98,31 @@ class SampleReader:
         table = as_table(samples)
         if table is not None:
             for start in range(0, table.num_rows, batch_size):
-                yield self._columns.read(table.slice(start, batch_size), start)
+                yield self._without_future(*self._columns.read(table.slice(start, batch_size), start))
             return
-        if isinstance(samples, bytes | str):
-            raise TypeError("samples must be a list of samples; put a single one in a list")
+        if isinstance(samples, bytes | str | os.PathLike):
+            raise TypeError(_not_samples(samples))
         rows, start = iter(samples), 0
         while chunk := list(islice(rows, batch_size)):
-            yield self.decode([_message(one) for one in chunk], start)
+            yield self._without_future(*self.decode([_message(one) for one in chunk], start))
             start += len(chunk)
+
+    def _without_future(self, batch: Batch, bad: list[BadSample]) -> tuple[Batch, list[BadSample]]:
+        if self._future_after is None:
+            return batch, bad
+        return refuse_future(batch, bad, self._now() + self._future_after)
 
     def decode(self, messages: Sequence[bytes], start: int = 0) -> tuple[Batch, list[BadSample]]:
         """Decodes JSON messages as one batch; `start` is the position of the first."""
         columns = self._decoder.decode(messages, self._with_labels)
-        bad = [BadSample(start + index, reason, field) for index, reason, field, _ in columns.errors]
+        bad: list[BadSample] = []
+        parsed = 0
+        for index, reason, field, at in columns.errors:
+            message, detail = messages[index], ""
+            parsed += len(message)
+            if len(bad) < DETAILED and (parsed <= DETAILED_BYTES or reason == "too_large"):
+                detail = self._describer.message(reason, field, message, at)
+            bad.append(BadSample(start + index, reason, field, detail))
         batch = Batch(
             keys=columns.keys,
             starts=columns.starts,
@@ -116,6 +163,7 @@ def _decoder(model: Model, max_message_bytes: int) -> Decoder:
         weight=schema.weight,
         max_message_bytes=max_message_bytes,
         max_id_bytes=schema.max_id_bytes,
+        max_ids=schema.max_ids,
         max_depth=schema.max_depth,
     )
 
@@ -128,6 +176,16 @@ def _message(sample: bytes | str | Mapping[str, Any]) -> bytes:
     if isinstance(sample, Mapping):
         return json.dumps(dict(sample), default=_plain, ensure_ascii=False).encode("utf-8", "surrogatepass")
     raise TypeError(f"a sample must be bytes, str or a dict, not {type(sample).__name__}")
+
+
+def _not_samples(given: bytes | str | os.PathLike[str]) -> str:
+    text = os.fspath(given)
+    if isinstance(text, bytes) or text.lstrip().startswith("{"):
+        return "samples must be a list of samples; put a single one in a list"
+    return (
+        f"samples must be a list of samples or a table, not the path {text!r}; read the file first, such as with "
+        "open(path, 'rb') for JSON lines or pandas.read_csv(path), or run `streamtrain learn`"
+    )
 
 
 def _plain(value: Any) -> Any:

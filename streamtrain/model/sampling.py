@@ -43,11 +43,11 @@ class Sampling:
             offsets: int64 [n], where each stands.
         """
         drawn = _uniform(partitions, offsets)
-        return drawn < self._rates_of(labels)
+        return drawn < self._keep_rates(labels)
 
     def weights(self, labels: Floats) -> Floats:
         """For how many samples each that was kept stands, float32 [n]."""
-        return (1 / self._rates_of(labels)).astype(np.float32)
+        return (1 / self._keep_rates(labels)).astype(np.float32)
 
     def correct(self, predictions: Floats) -> Floats:
         """Probabilities of a model that learned from what is kept, as probabilities over all samples."""
@@ -65,7 +65,7 @@ class Sampling:
         weights: Floats = batch.weights * self.weights(batch.labels[:, 0])
         return weights
 
-    def _rates_of(self, labels: Floats) -> NDArray[np.float64]:
+    def _keep_rates(self, labels: Floats) -> NDArray[np.float64]:
         return np.where(labels >= 0.5, self.rates[1], self.rates[0])
 
 
@@ -73,7 +73,7 @@ class Sampler:
     """Takes the samples of one stream, of which a model may learn from a part.
 
     Args:
-        sampling: of the model; None: it learns from all.
+        sampling: the model's sampling; None: it learns from all samples.
 
     Attributes:
         read: samples of the stream so far.
@@ -84,10 +84,17 @@ class Sampler:
         self.read = 0
 
     def take(self, batch: Batch) -> Batch:
-        """Those of the next samples that are learned from."""
-        positions = np.arange(self.read, self.read + len(batch))
+        """Those of the next samples that are learned from; the next call is for those after them."""
+        taken = self.select(batch)
         self.read += len(batch)
-        return batch if self._sampling is None else self._sampling.select(batch, np.zeros_like(positions), positions)
+        return taken
+
+    def select(self, batch: Batch) -> Batch:
+        """Those of the next samples that are learned from."""
+        if self._sampling is None:
+            return batch
+        positions = np.arange(self.read, self.read + len(batch))
+        return self._sampling.select(batch, np.zeros_like(positions), positions)
 
     def correct(self, predictions: Floats) -> Floats:
         """Predictions over all samples."""

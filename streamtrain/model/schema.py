@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any
 
 from streamtrain._core import hash_bytes
-from streamtrain.clock import parse_duration
+from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError
 from streamtrain.model.features import (
     Categorical,
@@ -87,6 +87,7 @@ class Schema:
         weight: key of the sample weight (>= 0; 1 where missing); None: all weigh 1.
         max_message_bytes: longest message accepted.
         max_id_bytes: longest id accepted, in bytes of UTF-8.
+        max_ids: ids that a sample may have, over all features and crosses, after `max_length`.
         max_depth: deepest nesting accepted, in fields that the model does not read.
 
     Raises:
@@ -100,6 +101,7 @@ class Schema:
     weight: str | None = None
     max_message_bytes: int = 1 << 20
     max_id_bytes: int = 256
+    max_ids: int = 10_000
     max_depth: int = 32
     labels: tuple[Label, ...] = field(init=False)
     tables: tuple[TableSpec, ...] = field(init=False)
@@ -138,7 +140,7 @@ class Schema:
         for cross in self.crosses:
             for name in cross.of:
                 if name not in names:
-                    raise ConfigError(f"feature {cross.name!r}: of names {name!r}, which is no Categorical feature")
+                    raise ConfigError(f"feature {cross.name!r}: of names {name!r}, which is not a Categorical feature")
 
     @property
     def categoricals(self) -> list[Categorical]:
@@ -166,18 +168,27 @@ class Schema:
         Covered: features with their fields, tables, dims, combiners, lengths, defaults, transforms and birth values,
         and labels. Not covered: limits, admission, expiry, capacity, storage and optimizers.
         """
-        described = [
-            [type(one).__name__, *(repr(_meaning(one, f.name)) for f in fields(one) if f.name not in _OPERATIONAL)]
-            for one in self.features
-        ]
+        described = [[type(one).__name__, *_described(one).values()] for one in self.features]
         births = [[table.name, table.dim, birth_settings(table, 0)] for table in self.tables]
         text = json.dumps([described, births, [one.name for one in self.labels]])
         return f"{hash_bytes(text.encode()):016x}"
 
+    def about(self) -> dict[str, Any]:
+        """What the fingerprint covers, as JSON-able values: "features" by name, and the names of "labels"."""
+        return {
+            "features": {one.name: {"type": type(one).__name__, **_described(one)} for one in self.features},
+            "labels": [one.name for one in self.labels],
+        }
 
-_LIMITS = {"max_message_bytes": 1 << 30, "max_id_bytes": 1 << 30, "max_depth": 256}
+
+_LIMITS = {"max_message_bytes": 1 << 30, "max_id_bytes": 1 << 30, "max_ids": 1 << 30, "max_depth": 256}
 _OPERATIONAL = {"dtype", "min_count", "expire_after", "capacity", "optimizer", "init"}
 _TABLE_OPTIONS = ("init", "dtype", "min_count", "expire_after", "capacity", "optimizer")
+
+
+def _described(feature: Feature) -> dict[str, str]:
+    """The options of a feature that decide what it means, as text."""
+    return {one.name: repr(_meaning(feature, one.name)) for one in fields(feature) if one.name not in _OPERATIONAL}
 
 
 def _meaning(feature: Feature, option: str) -> object:

@@ -1,20 +1,22 @@
-"""The exactly-once rule: which push a shard applies, and where a worker goes on.
+"""The exactly-once rule: which pushes a shard applies, and where a worker resumes.
 
 Every sample has an offset in a partition of the source. A push carries, per partition, the half-open range of offsets
 that its gradients cover, and goes to every shard, also to those for which it has no rows. A shard applies it in one
-critical section with the advance of its `VectorClock`. So, whatever crashes, is retried or comes late, each sample
-changes each shard exactly once:
+critical section with the advance of its `VectorClock`. So, across crashes, retries and delays, each sample changes
+each shard exactly once:
 
 * What a shard has applied is exactly the offsets before its clock: a push is applied only if it starts there.
-* A push that is repeated lies before the clock, and is acknowledged without being applied.
-* A shard that was restored has an older clock, as its rows are older. Workers go back to the oldest clock of all
-  shards (`Cursor.rewind`), and cut batches at every shard's clock: each shard so finds every batch wholly before its
-  clock, or starting at it.
+* A repeated push lies before the clock, and is acknowledged without being applied.
+* A restored shard has an older clock, as its rows are older. Workers rewind to the oldest clock of all shards
+  (`Cursor.rewind`) and end batches at every shard's clock, so every batch is either wholly before a shard's clock or
+  starts at it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
+
+from streamtrain.model.bad_samples import Refusals
 
 Clock = Mapping[int, int]
 """Offset of the first sample that has not been learned, by partition."""
@@ -28,23 +30,27 @@ class Span(NamedTuple):
     end: int
 
 
-class Stand(NamedTuple):
-    """Where a shard stands.
+class Progress(NamedTuple):
+    """How far a shard has learned.
 
     Attributes:
-        clock: what it has learned.
-        watermarks: by partition the latest event time of that, in seconds since the epoch.
+        clock: offsets learned.
+        watermarks: latest event time up to the clock, by partition, in seconds since the epoch.
+        refusals: state of the bad-sample guard at the clock, by partition.
+        predictions: predictions in blocks that are not stored yet (train/blocks.py), by partition.
     """
 
     clock: Clock
     watermarks: Mapping[int, float]
+    refusals: Mapping[int, Refusals] = {}
+    predictions: Mapping[int, bytes] = {}
 
 
 class Offsets(Protocol):
-    """Which samples there are to read."""
+    """The samples available to read."""
 
     def reach(self, partition: int, start: int, most: int) -> int:
-        """Offset after the first `most` samples from `start` on, or after the last there is; at least `start`."""
+        """Offset after `most` samples from `start` on, or after the last one available; at least `start`."""
 
     def count(self, partition: int, start: int, end: int) -> int:
         """Samples from `start` to `end - 1`; fewer than offsets where there are gaps."""
@@ -54,16 +60,14 @@ class Ends(dict[int, int]):
     """Offset after the last sample by partition, where offsets have no gaps."""
 
     def reach(self, partition: int, start: int, most: int) -> int:
-        """See Offsets."""
         return max(start, min(self.get(partition, 0), start + most))
 
     def count(self, partition: int, start: int, end: int) -> int:
-        """See Offsets."""
         return end - start
 
 
 class Outcome(IntEnum):
-    """What became of a push."""
+    """What a shard did with a push."""
 
     APPLIED = 0
     DUPLICATE = 1
@@ -71,7 +75,7 @@ class Outcome(IntEnum):
 
 
 class VectorClock:
-    """Decides about pushes. It does no more than that: its owner applies what it accepts, in one critical section.
+    """Decides which pushes to apply. Its owner applies them and advances the clock in one critical section.
 
     Args:
         start: offsets at which learning began. A partition that is not listed begins at offset 0.
@@ -81,7 +85,7 @@ class VectorClock:
         self._next = dict(start)
 
     def judge(self, spans: Iterable[Span]) -> Outcome:
-        """What is to be done with a push over `spans`, which has at most one of each partition."""
+        """The outcome for a push over `spans`, at most one per partition."""
         fresh = old = True
         for partition, start, end in spans:
             at = self._next.get(partition, 0)
@@ -93,17 +97,16 @@ class VectorClock:
         return Outcome.APPLIED if fresh else Outcome.REJECTED
 
     def advance(self, spans: Iterable[Span]) -> None:
-        """To be called once a push that was judged APPLIED has been applied."""
+        """Moves to the end of a push that has been applied."""
         for partition, _, end in spans:
             self._next[partition] = end
 
     def read(self) -> dict[int, int]:
-        """The clock, as a copy."""
         return dict(self._next)
 
 
 def latest(clocks: Iterable[Clock]) -> dict[int, int]:
-    """By partition the latest of several clocks."""
+    """The latest offset of several clocks, by partition."""
     joined: dict[int, int] = {}
     for clock in clocks:
         for partition, at in clock.items():
@@ -111,23 +114,31 @@ def latest(clocks: Iterable[Clock]) -> dict[int, int]:
     return joined
 
 
-def watermarks_at(positions: Clock, stands: Iterable[Stand]) -> dict[int, float]:
-    """By partition the watermark as of a position, which is the clock of at least one of the shards."""
-    found: dict[int, float] = {}
-    for clock, watermarks in stands:
-        found |= {p: watermarks.get(p, 0.0) for p, at in positions.items() if clock.get(p, 0) == at}
-    return found
+def watermarks_at(positions: Clock, progress: Iterable[Progress]) -> dict[int, float]:
+    """The watermark at each position; a position is the clock of at least one shard."""
+    result: dict[int, float] = {}
+    for clock, watermarks, *_ in progress:
+        result |= {p: watermarks.get(p, 0.0) for p, offset in positions.items() if clock.get(p, 0) == offset}
+    return result
+
+
+def refusals_at(positions: Clock, progress: Iterable[Progress]) -> dict[int, Refusals]:
+    """The state of the bad-sample guard at each position; a position is the clock of at least one shard."""
+    result: dict[int, Refusals] = {}
+    for clock, _, refusals, _ in progress:
+        result |= {p: counts for p, counts in refusals.items() if p in positions and clock.get(p, 0) == positions[p]}
+    return result
 
 
 class Cursor:
-    """Where a worker reads on in its partitions, and where it must cut batches."""
+    """Where a worker reads next in its partitions, and where its batches must end."""
 
     def __init__(self) -> None:
         self._position: dict[int, int] = {}
         self._cuts: dict[int, list[int]] = {}  # clocks of shards ahead of the position, descending
 
     def rewind(self, partitions: Iterable[int], clocks: Sequence[Clock]) -> None:
-        """Takes over `partitions`, and no others, where the shards, whose clocks are given, stand."""
+        """Replaces all partitions by `partitions`, positioned at the oldest of the shards' clocks."""
         at = {p: sorted({clock.get(p, 0) for clock in clocks}, reverse=True) for p in partitions}
         self._position = {p: offsets.pop() for p, offsets in at.items()}
         self._cuts = at
@@ -138,29 +149,27 @@ class Cursor:
         return dict(self._position)
 
     def catching_up(self, partition: int) -> bool:
-        """Whether some shard has learned from the next sample already, and another has not."""
+        """Whether some shards have learned the next sample already and others have not."""
         return bool(self._cuts[partition])
 
     def limit(self, partition: int) -> int | None:
-        """Offset at which the next batch of a partition must end at the latest; None: anywhere."""
+        """Offset at which the next batch of a partition must end at the latest; None: no limit."""
         cuts = self._cuts[partition]
         return cuts[-1] if cuts else None
 
     def next(self, available: Offsets, most: int) -> list[Span]:
-        """The ranges to read for the next batch, which are then behind the cursor.
+        """The ranges to read for the next batch; moves the cursor past them.
 
-        A partition in which shards differ gets batches of its own: beside another it might be old while that is new,
-        and the batch neither.
+        A partition in which shards differ gets batches of its own. Together with others, a batch could be partly old
+        and partly new to a shard.
 
         Args:
-            available: the samples that there are.
-            most: samples at most.
+            available: the samples available.
+            most: maximum number of samples.
         """
         spans: list[Span] = []
         for partition in sorted(self._position, key=lambda p: not self._cuts[p]):
             alone = self.catching_up(partition)
-            if alone and spans:
-                break
             start = self._position[partition]
             end = available.reach(partition, start, most)
             if (limit := self.limit(partition)) is not None:
@@ -171,7 +180,7 @@ class Cursor:
             if most == 0 or (alone and spans):
                 break
         for partition, _, end in spans:
-            del self._position[partition]  # to the end of the queue: no partition keeps another waiting
+            del self._position[partition]  # to the end of the queue: no partition starves another
             self._position[partition] = end
             if self._cuts[partition] and self._cuts[partition][-1] == end:
                 self._cuts[partition].pop()

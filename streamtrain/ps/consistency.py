@@ -1,119 +1,264 @@
-"""Consistency: how far workers may run apart. Three strategies, one class each, of which Bulk is in bulk.py.
+"""Consistency modes: how a shard coordinates its workers, their progress and their leases."""
 
-    Async    (ASP)  nobody waits.
-    Bounded  (SSP)  a worker starts a batch only while it is at most `staleness` batches ahead of the slowest one.
-                    Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013.
-    Bulk     (BSP)  all workers learn the same clock; its gradients are averaged over their samples and applied once.
-
-A shard decides alone, by the workers that it knows. A worker counts from its join until it parks (it has nothing to
-learn), leaves, or is not heard of for a lease; the others then go on. Waiting is bounded: a call that must wait longer
-than its patience says so, and is made again.
-"""
-
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
+from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.ps.clock import Outcome
-from streamtrain.ps.push import Push, Pushed
+from streamtrain.ps.push import Push, PushResult
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.workers import Together, check_ahead
 
 
-class Pending(Protocol):
-    """A push that may have to wait for other workers."""
+class _Worker:
+    def __init__(self, finished: int, last_seen: float) -> None:
+        self.finished = finished
+        self.last_seen = last_seen
+        self.parked = False
+        self.waiting = 0  # blocked calls of this worker; while there are any, its lease does not expire
 
-    def result(self, patience: float) -> Pushed | None:
-        """The shard's answer; None if it is not there after `patience` seconds: ask again."""
+
+class Workers:
+    """The workers of a shard: their progress and leases.
+
+    Not thread-safe: its owner holds a lock.
+
+    Args:
+        lease: seconds without a heartbeat after which a worker that others wait for is removed.
+        now: monotonic seconds.
+    """
+
+    def __init__(self, lease: float, now: Callable[[], float]) -> None:
+        self._workers: dict[str, _Worker] = {}
+        self._lease = lease
+        self._now = now
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def join(self, worker: str, progress: int | None) -> int:
+        """See `Consistency.join`. A worker that rejoins keeps its progress."""
+        if progress is None:
+            progress = min((one.finished for one in self._workers.values() if not one.parked), default=0)
+        self._workers[worker] = _Worker(progress, self._now())
+        return progress
+
+    def leave(self, worker: str) -> None:
+        self._workers.pop(worker, None)
+
+    def park(self, worker: str) -> None:
+        """Sets a worker aside until it is active again."""
+        self._of(worker).parked = True
+
+    def renew(self, worker: str) -> None:
+        """Renews a lease. An unknown worker is ignored here; its next pull or push is refused."""
+        if worker in self._workers:
+            self._workers[worker].last_seen = self._now()
+
+    def active(self, worker: str) -> _Worker:
+        """Returns a worker, marked active; one that was parked continues from the slowest worker's progress."""
+        one = self._of(worker)
+        one.last_seen = self._now()
+        if one.parked:
+            one.finished = max(one.finished, min((o.finished for o in self._active()), default=0))
+            one.parked = False
+        return one
+
+    def finish(self, worker: str) -> None:
+        """Counts a finished batch. An unknown worker is ignored."""
+        if worker in self._workers:
+            self._workers[worker].finished += 1
+
+    def slowest(self) -> int:
+        """Batches that all active workers have finished."""
+        return min((one.finished for one in self._active()), default=0)
+
+    def names(self) -> set[str]:
+        return {name for name, one in self._workers.items() if not one.parked}
+
+    def expire(self, names: Sequence[str]) -> bool:
+        """Removes those of `names` whose lease has expired; returns whether there were any."""
+        dead = [n for n in names if self._silence(n) > self._lease]
+        for name in dead:
+            del self._workers[name]
+        return bool(dead)
+
+    def slow(self) -> list[str]:
+        """The active workers that have finished the fewest batches."""
+        least = self.slowest()
+        return [name for name, one in self._workers.items() if not one.parked and one.finished == least]
+
+    @contextmanager
+    def waiting(self, worker: str) -> Iterator[None]:
+        """Context in which the worker's lease does not expire."""
+        one = self._of(worker)
+        one.waiting += 1
+        try:
+            yield
+        finally:
+            one.waiting -= 1
+            one.last_seen = self._now()
+
+    def _silence(self, worker: str) -> float:
+        one = self._workers.get(worker)
+        return 0.0 if one is None or one.waiting else self._now() - one.last_seen
+
+    def _of(self, worker: str) -> _Worker:
+        if worker not in self._workers:
+            raise ShardUnavailable(f"unknown worker {worker!r}: its lease has expired; join again")
+        return self._workers[worker]
+
+    def _active(self) -> list[_Worker]:
+        return [one for one in self._workers.values() if not one.parked]
 
 
-class Done:
-    """A push that did not have to wait."""
+class WorkerBarrier:
+    """What Bounded and BulkSynchronous share: the workers, under one lock."""
 
-    def __init__(self, pushed: Pushed) -> None:
+    def __init__(self, shard: Shard, lease: float, now: Callable[[], float]) -> None:
+        self._shard = shard
+        self._workers = Workers(lease, now)
+        self._lease = lease
+        self._now = now
+        self._lock = threading.Condition()
+
+    def join(self, worker: str, progress: int | None) -> int:
+        with self._lock:
+            progress = self._workers.join(worker, progress)
+            self._changed()
+            return progress
+
+    def leave(self, worker: str) -> None:
+        with self._lock:
+            self._workers.leave(worker)
+            self._changed()
+
+    def park(self, worker: str) -> None:
+        with self._lock:
+            self._workers.park(worker)
+            self._changed()
+
+    def beat(self, worker: str) -> None:
+        with self._lock:
+            self._workers.renew(worker)
+
+    def _changed(self) -> None:
+        """Wakes waiting workers. The lock is held."""
+        self._lock.notify_all()
+
+    def _wait(self, worker: str, patience: float, ready: Callable[[], bool], awaited: Callable[[], list[str]]) -> bool:
+        """Waits for `ready`, removing awaited workers whose lease expires. The lock is held."""
+        with self._workers.waiting(worker):
+            deadline = self._now() + patience
+            while not ready():
+                if self._workers.expire([one for one in awaited() if one != worker]):
+                    self._changed()
+                    continue
+                left = deadline - self._now()
+                if left <= 0:
+                    return False
+                self._lock.wait(min(left, self._lease / 4))
+            return True
+
+
+def check_ahead(ahead: int, most: int, why: str) -> None:
+    """Raises ShardRefused if a worker is so far ahead that it would wait for itself."""
+    if ahead > most:
+        raise ShardRefused(f"the worker has pulled {ahead} batches ahead, but {why} allows {most}: lower worker.ahead")
+
+
+class PushFuture(Protocol):
+    """The result of a push that may have to wait for other workers."""
+
+    def result(self, patience: float) -> PushResult | None:
+        """The result; None if it is not available after `patience` seconds."""
+
+
+class CompletedPush:
+    """The result of a push that did not have to wait."""
+
+    def __init__(self, pushed: PushResult) -> None:
         self._pushed = pushed
 
-    def result(self, patience: float) -> Pushed:
-        """The shard's answer."""
+    def result(self, patience: float) -> PushResult:
         return self._pushed
 
 
 class Consistency(Protocol):
-    """What a strategy decides. Workers are named; all methods may be called from any thread.
+    """A consistency mode. All methods are thread-safe.
 
-    A worker that is not known, as its lease has ended, is refused with ShardUnavailable: it joins again.
+    A worker whose lease has expired is refused with ShardUnavailable; it has to join again.
     """
 
     def join(self, worker: str, progress: int | None) -> int:
-        """A worker comes, or comes again.
+        """Adds a worker, or renews it.
 
         Args:
-            worker: its name.
-            progress: batches that it has finished; None: it is new, and starts where the slowest one is.
+            worker: name of the worker.
+            progress: batches it has finished; None: a new worker, which starts at the slowest worker's progress.
 
         Returns:
-            The number of batches that it has finished from now on.
+            The worker's progress.
         """
 
     def leave(self, worker: str) -> None:
-        """A worker is gone. One that is not known is ignored."""
+        """Removes a worker. An unknown one is ignored."""
 
     def park(self, worker: str) -> None:
-        """A worker has nothing to learn; it counts again once it pulls or pushes."""
+        """Stops waiting for a worker without data, until it pulls or pushes again."""
 
     def beat(self, worker: str) -> None:
-        """A worker is alive."""
+        """Renews a worker's lease."""
 
     def pull(self, worker: str, ahead: int, patience: float) -> bool:
-        """Whether a worker may start a batch; False: not within `patience` seconds, ask again.
+        """Waits until a worker may start a batch; False: not within `patience` seconds.
 
         Args:
-            worker: its name.
-            ahead: its batches that have been pulled and not been pushed yet.
-            patience: seconds.
+            worker: name of the worker.
+            ahead: its batches that are pulled and not pushed yet.
+            patience: seconds to wait.
 
         Raises:
-            ShardRefused: the strategy allows no worker to be that far ahead of itself.
+            ShardRefused: the mode does not allow a worker to pull that many batches ahead.
         """
 
-    def push(self, worker: str, push: Push) -> Pending:
-        """Takes a worker's push, which finishes a batch."""
+    def push(self, worker: str, push: Push) -> PushFuture:
+        """Accepts a worker's push, which finishes a batch."""
 
 
 class Async:
-    """Nobody waits for anybody."""
+    """Asynchronous: workers do not wait for each other."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
     def join(self, worker: str, progress: int | None) -> int:
-        """See Consistency."""
         return progress or 0
 
     def leave(self, worker: str) -> None:
-        """See Consistency."""
+        pass
 
     def park(self, worker: str) -> None:
-        """See Consistency."""
+        pass
 
     def beat(self, worker: str) -> None:
-        """See Consistency."""
+        pass
 
     def pull(self, worker: str, ahead: int, patience: float) -> bool:
-        """See Consistency."""
         return True
 
-    def push(self, worker: str, push: Push) -> Pending:
-        """See Consistency."""
-        return Done(self._shard.push(push))
+    def push(self, worker: str, push: Push) -> PushFuture:
+        return CompletedPush(self._shard.push(push))
 
 
-class Bounded(Together):
-    """Stale synchronous parallel.
+class Bounded(WorkerBarrier):
+    """Stale synchronous parallel (SSP).
 
     Args:
-        shard: what is pulled from and pushed to.
-        staleness: batches that a worker may be ahead of the slowest one when it starts another.
-        lease: seconds of silence after which a worker counts as dead.
+        shard: the shard that is pulled from and pushed to.
+        staleness: batches by which a worker may be ahead of the slowest one when it starts a batch.
+        lease: seconds without a heartbeat after which a worker counts as dead.
         now: monotonic seconds.
     """
 
@@ -122,7 +267,6 @@ class Bounded(Together):
         self._staleness = staleness
 
     def pull(self, worker: str, ahead: int, patience: float) -> bool:
-        """See Consistency."""
         check_ahead(ahead, self._staleness, f"staleness {self._staleness}")
         with self._lock:
             one = self._workers.active(worker)
@@ -132,8 +276,7 @@ class Bounded(Together):
 
             return self._wait(worker, patience, ready, self._workers.slow)
 
-    def push(self, worker: str, push: Push) -> Pending:
-        """See Consistency."""
+    def push(self, worker: str, push: Push) -> PushFuture:
         with self._lock:
             self._workers.active(worker)
         pushed = self._shard.push(push)
@@ -141,4 +284,4 @@ class Bounded(Together):
             with self._lock:
                 self._workers.finish(worker)
                 self._changed()
-        return Done(pushed)
+        return CompletedPush(pushed)

@@ -1,4 +1,4 @@
-"""Node: the process's one shard from its beginning on: empty, then initialised or restored, and saved now and then."""
+"""Node: the one shard of a process, with its role, its checkpoints and its publications."""
 
 import logging
 import threading
@@ -6,16 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from streamtrain.errors import ShardRefused, ShardUnavailable
-from streamtrain.model.spec import slice_of
+from streamtrain.errors import ShardRefused, TakenOver
+from streamtrain.incarnation import Incarnation
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.consistency import Consistency
-from streamtrain.ps.copying import Line
-from streamtrain.ps.follower import Follower
-from streamtrain.ps.keeping import CutAt, Frozen, Keeper, Mark, Publisher
-from streamtrain.ps.leader import Leader
-from streamtrain.ps.replication import Replication
-from streamtrain.ps.shard import Initial, Shard
+from streamtrain.ps.hooks import CheckpointStore, CutResult, FreezeResult, Publisher, Snapshot
+from streamtrain.ps.replication.backup import BackupShard
+from streamtrain.ps.replication.roles import NodeRole, Pairing
+from streamtrain.ps.shard import InitialState, Shard
 
 logger = logging.getLogger(__name__)
 
@@ -27,24 +25,22 @@ class Node:
 
     Args:
         index: which shard it holds, 0 to shards - 1.
-        shards: how many there are.
         consistency: makes the strategy of a shard.
-        keeper: of its checkpoints; None: it has none.
+        checkpoints: where it is saved; None: nowhere.
         publisher: of what it has learned; None: it has none.
+        pairing: with the other process of the shard; None: it has no backup.
         freeze_patience: seconds for which pushes are held back at most, should who asked for it be gone.
         cut_patience: seconds to wait for the clock of a cut.
+        write_patience: seconds for which a cut is kept that nobody asks to write: what changes is copied for it.
 
     Attributes:
         counters: what happened, by name.
         epoch: the checkpoint that was written or restored last; -1: none.
         published: number of the publication that was written last, be it committed or not; 0: none.
-        leader: of all shards, if this one is; set before it is served.
-        follower: what the node is while another of the same shard is primary, or may be; set before it is served.
-        follows: whether another is primary, or is to be: this one takes no shard but from there.
-        replicate: begins to send a shard to the node's backup; set before it is served.
-        replication: of the shard to the backup; None: there is no backup, or the node is no primary.
-        line: of the shard, where it has a backup.
-        retired: called with the reason once the node is not primary any more; set before it is served.
+        lease_generation: of the lease under which it has published; 0: it has not.
+        incarnation: of its cluster, as a worker told it; None: none did since it was started.
+        role: whether it is empty, a backup, primary or retired; holds the shard.
+        backup: what it follows another primary with; None: its shard has no backup.
     """
 
     def __init__(
@@ -52,35 +48,57 @@ class Node:
         index: int,
         shards: int,
         consistency: Callable[[Shard], Consistency],
-        keeper: Keeper | None = None,
+        checkpoints: CheckpointStore | None = None,
         *,
         publisher: Publisher | None = None,
+        pairing: Pairing | None = None,
         freeze_patience: float = 2.0,
         cut_patience: float = 1.0,
+        write_patience: float = 60.0,
     ) -> None:
         self.index = index
         self.shards = shards
         self.counters: dict[str, int] = {}
         self.epoch = NO_EPOCH
         self.published = 0
-        self.leader: Leader | None = None
-        self.follower: Follower | None = None
-        self.follows = False
-        self.replicate: Callable[[Shard, Line], Replication] | None = None
-        self.replication: Replication | None = None
-        self.line = Line(0, 0)
-        self.retired: Callable[[str], object] = logger.error
-        self._retired: str | None = None
-        self._make_consistency = consistency
-        self._keeper = keeper
+        self.lease_generation = 0
+        self.incarnation: Incarnation | None = None
+        self.role = NodeRole(index, shards, consistency, pairing, self.count)
+        self.backup = BackupShard(self.role, pairing.patience / 2, pairing.promoted) if pairing else None
+        self._pairing = pairing
+        self._checkpoints = checkpoints
         self._publisher = publisher
         self._freeze_patience = freeze_patience
         self._cut_patience = cut_patience
+        self._write_patience = write_patience
+        self._overdue: threading.Timer | None = None  # gives up the cut
         self._lock = threading.Lock()
-        self._held: tuple[Shard, Consistency] | None = None
         self._frozen_at = 0.0
-        self._marked: tuple[int, Mark] | None = None
+        self._snapshot: tuple[int, Snapshot] | None = None
         self._writing: int | None = None
+
+    def start(self, *, is_first: bool = True) -> bool:
+        """Restores the shard and becomes primary, unless this is the backup; True: it is not.
+
+        A node that was primary has died, or its backup would not ask. So one that starts while the other process of
+        the shard is primary, or in step, is the backup.
+
+        Args:
+            is_first: whether it is to be primary if the other is neither.
+
+        Raises:
+            CheckpointError: checkpoints cannot be read.
+        """
+        if self._pairing and (self._pairing.is_peer_primary() or not is_first):
+            logger.info("this is the backup of shard %d; the primary is at %s", self.index, self._pairing.peer.target)
+            return False
+        self.restore()
+        return True
+
+    def stop(self) -> None:
+        """Ends the replication. The node is not served any more."""
+        if self.role.replication is not None:
+            self.role.replication.stop()
 
     def restore(self) -> bool:
         """Takes the shard from the newest good checkpoint; False: there is none, and the shard waits for `initialise`.
@@ -88,183 +106,195 @@ class Node:
         Raises:
             CheckpointError: checkpoints cannot be read.
         """
-        found = self._keeper.restore(self.index, self.shards) if self._keeper else None
+        found = self._checkpoints.restore(self.index, self.shards) if self._checkpoints else None
         if found is None:
+            self.role.restored(None)
             return False
         shard, self.epoch = found
-        self._hold(shard)
+        self.role.restored(shard)
         logger.info(
             "shard %d of %d restored from epoch %d, clock %s", *(self.index, self.shards), *found[1:], shard.clock()
         )
         return True
 
-    def initialise(self, initial: Initial) -> Shard:
-        """Gives an empty shard what it begins with. Any other is left as it is: compare its `run`.
+    def initialise(self, initial: InitialState) -> Shard:
+        """Gives an empty shard what it begins with; see `NodeRole.initialise`."""
+        return self.role.initialise(initial)
+
+    def claim(self, incarnation: Incarnation) -> None:
+        """Takes the incarnation of its cluster, unless it has a later one.
 
         Raises:
-            ShardRefused: the slices do not have the sizes that the spec says.
+            ShardRefused: its cluster has been superseded by another.
+            ShardUnavailable: it is empty still.
         """
-        spec = initial.spec
-        for what, slice_, size in (
-            ("dense", initial.dense, spec.dense_size),
-            ("statistics", initial.statistics, spec.statistics_size),
-        ):
-            mine = slice_of(size, self.index, self.shards)
-            if len(slice_) != (expected := mine.stop - mine.start):
-                raise ShardRefused(f"the {what} slice of shard {self.index} has {len(slice_)} floats, not {expected}")
+        self.shard.check()
         with self._lock:
-            if self._held is None:
-                if self.follows or self._retired is not None:
-                    self._of_held()
-                self._hold(Shard(initial, self.index, self.shards))
-                logger.info("shard %d of %d begins run %s", self.index, self.shards, initial.run.id)
-        return self.shard
+            self.incarnation = max(self.incarnation or incarnation, incarnation)
 
-    def _hold(self, shard: Shard, line: Line | None = None) -> None:
-        self.line = line or Line(time.time_ns(), 1)
-        if self.replicate is not None:
-            self.replication = shard.mirror = self.replicate(shard, self.line)
-        self._held = shard, self._make_consistency(shard)
-
-    def take(self, shard: Shard, line: Line) -> None:
-        """Becomes primary with a shard that it has followed."""
+    def supersede(self, by: Incarnation, reason: str) -> None:
+        """Stops learning if its cluster is of an earlier incarnation than `by`; raises ShardUnavailable as `claim`."""
         with self._lock:
-            self.follows = False
-            self._hold(shard, line)
-        self.count("backup_took_over")
-
-    def retire(self, why: str) -> None:
-        """Is not primary any more: nothing of its shard is told to anybody."""
-        with self._lock:
-            held, self._held, self._retired = self._held, None, why
-        if held is not None:
-            held[0].retire(why)
-            if self.replication is not None:
-                self.replication.retire()
-            self.retired(why)
+            if self.incarnation is None or self.incarnation >= by:
+                return
+            self.incarnation = None  # shards that are restarted must not get it again
+        if self.shard.fence(reason):
+            logger.error("shard %d stops learning: %s", self.index, reason)
 
     @property
     def ready(self) -> bool:
-        """Whether there is a shard."""
-        return self._held is not None
+        return self.role.ready
 
     @property
     def shard(self) -> Shard:
-        """The shard.
-
-        Raises:
-            ShardUnavailable: it is empty still.
-        """
-        return self._of_held()[0]
+        """The shard; raises ShardUnavailable if there is none here."""
+        return self.role.held()[0]
 
     @property
     def consistency(self) -> Consistency:
-        """The strategy of the shard; errors as of `shard`."""
-        return self._of_held()[1]
-
-    def _of_held(self) -> tuple[Shard, Consistency]:
-        held = self._held
-        if held is not None:
-            return held
-        if self._retired is not None:
-            raise ShardUnavailable(f"shard {self.index} is not here any more: {self._retired}")
-        if self.follows:
-            raise ShardUnavailable(f"this is the backup of shard {self.index}")
-        raise ShardUnavailable(f"shard {self.index} is empty: it found no checkpoint and waits to be initialised")
+        """The strategy of the shard; raises the errors of `shard`."""
+        return self.role.held()[1]
 
     def count(self, name: str) -> None:
-        """Counts what happened."""
         with self._lock:
             self.counters[name] = self.counters.get(name, 0) + 1
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> FreezeResult:
         """Holds pushes back, to cut a checkpoint; see `Shard.freeze`. What was cut and not written is given up.
 
         Raises:
             ShardRefused: the node has no checkpoints, or still writes one. Nothing is held back.
         """
-        self._idle_keeper()
+        checkpoints = self._idle_checkpoints()
         self._give_up()  # not within the cut, for it may take long
         self._frozen_at = time.monotonic()
-        return Frozen(self.shard.freeze(self._freeze_patience), self.epoch)
+        return FreezeResult(self.shard.freeze(self._freeze_patience), self.epoch, checkpoints.digest)
 
-    def cut(self, epoch: int, target: Clock, full: bool) -> CutAt:
+    def cut(self, epoch: int, target: Clock, full: bool) -> CutResult:
         """Marks the moment at which the clock is `target`, and lets pushes through again.
 
         Raises:
             ShardRefused: the node has no checkpoints, or still writes one.
         """
-        keeper, shard = self._idle_keeper(), self.shard
+        checkpoints, shard = self._idle_checkpoints(), self.shard
 
-        def mark() -> None:
+        def take() -> None:
             self._give_up()
             self.epoch = NO_EPOCH  # until it is written, no delta can build on anything
-            self._marked = epoch, keeper.mark(shard, full)
+            self._snapshot = epoch, checkpoints.snapshot(shard, full)
+            self._overdue = threading.Timer(self._write_patience, self._give_up_overdue, (epoch,))
+            self._overdue.daemon = True
+            self._overdue.start()
 
-        clock, reached = shard.cut(target, self._cut_patience, mark)
-        return CutAt(clock, reached, (time.monotonic() - self._frozen_at) * 1000)
+        clock, reached = shard.cut(target, self._cut_patience, take)
+        return CutResult(clock, reached, (time.monotonic() - self._frozen_at) * 1000)
 
-    def _idle_keeper(self) -> Keeper:
-        if self._keeper is None:
-            raise ShardRefused(f"shard {self.index} has no place for checkpoints; set checkpoint.url")
+    def _idle_checkpoints(self) -> CheckpointStore:
+        if self._checkpoints is None:
+            raise ShardRefused(f"shard {self.index} has no checkpoints; set checkpoint.url")
         if self._writing is not None:
-            raise ShardRefused(f"shard {self.index} still writes epoch {self._writing}; ask again later", "limit")
-        return self._keeper
+            raise ShardRefused(f"shard {self.index} is still writing epoch {self._writing}; retry later", "limit")
+        return self._checkpoints
 
     def _give_up(self) -> None:
         """Lets go of what was cut and not written."""
         with self._lock:
-            marked, self._marked = self._marked, None
-        if marked is not None:
-            marked[1].drop()
+            snapshot, self._snapshot = self._snapshot, None
+            self._end_overdue()
+        if snapshot is not None:
+            snapshot[1].drop()
+
+    def _give_up_overdue(self, epoch: int) -> None:
+        with self._lock:
+            if self._snapshot is None or self._snapshot[0] != epoch:
+                return
+            snapshot, self._snapshot = self._snapshot[1], None
+        snapshot.drop()
+        self.count("checkpoint_failures")
+        logger.warning(
+            "shard %d: no request to write epoch %d within %g s of its cut; the cut is dropped, and the next "
+            "checkpoint is full",
+            *(self.index, epoch, self._write_patience),
+        )
+
+    def _end_overdue(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
 
     def write(self, epoch: int) -> str:
-        """Writes what `cut` marked; training goes on meanwhile. Returns a description of the files, as JSON.
+        """Writes the snapshot that `cut` took; training goes on meanwhile. Returns a description of the files, as JSON.
 
         Raises:
             CheckpointError: the files cannot be written; the next checkpoint will be a full one.
             ShardRefused: there was no cut for this epoch.
         """
         with self._lock:
-            if self._marked is None or self._marked[0] != epoch:
+            if self._snapshot is None or self._snapshot[0] != epoch:
                 raise ShardRefused(f"shard {self.index} has not been cut for epoch {epoch}")
-            (_, mark), self._marked, self._writing = self._marked, None, epoch
+            (_, snapshot), self._snapshot, self._writing = self._snapshot, None, epoch
+            self._end_overdue()
         try:
-            part = mark.write(epoch)
+            part = snapshot.write(epoch)
         except Exception:
             self.count("checkpoint_failures")
             raise
         finally:
             self._writing = None
-        self.shard.confirm()  # one that has been taken over from may not be part of a checkpoint
+        self.shard.check_not_fenced()  # one that has been taken over from may not be part of a checkpoint
         self.epoch = epoch
         return part
 
-    def publish(self, number: int, layout: str) -> str:
+    def publish(self, number: int, layout: str, generation: int = 0) -> str:
         """Writes the shard's part of a publication; see `Publisher.write`.
+
+        Args:
+            number: of the publication.
+            layout: of a full one.
+            generation: of the lease of who asks; 0: none.
 
         Raises:
             ShardRefused: the node publishes nowhere.
+            TakenOver: another cluster publishes; if it goes on with the same run, the shard is not trained any more.
             PublicationError: it cannot be written.
         """
+        self._of_publisher()
+        self.lease_generation = max(self.lease_generation, generation)
         try:
+            self.check_lease()
             part = self._of_publisher().write(self.shard, number, layout)
-            self.shard.confirm()  # as of checkpoints
+            self.shard.check_not_fenced()  # as of checkpoints
             self.published = number
             return part
         except Exception:
             self.count("publication_failures")
             raise
 
+    def check_lease(self) -> None:
+        """Whether its cluster still has the lease under which it has published.
+
+        Raises:
+            TakenOver: see `publish`.
+            OriginUnavailable: Redis does not answer.
+        """
+        if self._publisher is None or not self.ready:
+            return
+        try:
+            self._publisher.check(self.shard, self.lease_generation)
+        except TakenOver as exc:
+            if exc.same_run and self.shard.fence(str(exc)):
+                logger.error("shard %d stops learning: %s", self.index, exc)
+            raise
+
     def apply(self) -> None:
-        """What was published is committed; errors as of `publish`."""
+        """What was published is committed; raises the errors of `publish`."""
         self._of_publisher().apply(self.shard)
 
     def sums(self, number: int, layout: str) -> Any:
-        """Checksums of the rows that a publication has; see `Publisher.sums`. Errors as of `publish`."""
+        """Checksums of the rows that a publication has; see `Publisher.sums`. Raises the errors of `publish`."""
         return self._of_publisher().sums(self.shard, number, layout)
 
     def _of_publisher(self) -> Publisher:
         if self._publisher is None:
-            raise ShardRefused(f"shard {self.index} publishes nowhere; set publish.url")
+            raise ShardRefused(f"shard {self.index} does not publish; set publish.url")
         return self._publisher

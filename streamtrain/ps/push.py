@@ -1,12 +1,14 @@
-"""Push: what a shard is to learn from one batch, and what became of it."""
+"""Push: the update of one shard from one batch, and its result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamtrain.model.bad_samples import Refusals
+from streamtrain.model.spec import Rates
 from streamtrain.ps.clock import Outcome, Span
 
 Floats = NDArray[np.float32]
@@ -15,44 +17,81 @@ Floats = NDArray[np.float32]
 class RowUpdate(NamedTuple):
     """Gradients for rows of one table.
 
+    A batch trained in micro-batches has several gradients per row, which are applied one after another.
+
     Attributes:
         keys: uint64 [n], unique.
-        gradients: float32 [n, dim].
-        counts: uint32 [n], occurrences in the batch.
+        gradients: float32 [g, dim], key by key; g is n, or the sum of `repeats`.
+        counts: uint32 [g], occurrences in each gradient.
         times: uint32 [n], latest event time in seconds.
+        repeats: uint32 [n], number of gradients of each key; None: one.
     """
 
     keys: NDArray[np.uint64]
     gradients: Floats
     counts: NDArray[np.uint32]
     times: NDArray[np.uint32]
+    repeats: NDArray[np.uint32] | None = None
+
+
+class DenseChange(NamedTuple):
+    """The effect of several steps on a dense slice: values += by, optimizer slots = decay * slots + added.
+
+    Changes of workers that started from the same state add up, and the optimizer state becomes the same as if they had
+    stepped one after the other.
+
+    Attributes:
+        by: float32 [slice].
+        added: float32 [slots, slice].
+        decay: float32 [slots], 0 to 1.
+        steps: number of steps.
+    """
+
+    by: Floats
+    added: Floats
+    decay: Floats
+    steps: float
+
+    def part(self, of: slice) -> "DenseChange":
+        """The change of a part of the slice."""
+        return DenseChange(self.by[of], np.ascontiguousarray(self.added[:, of]), self.decay, self.steps)
 
 
 class Push(NamedTuple):
-    """What one shard is to learn from one batch.
+    """The update of one shard from one batch.
 
     Attributes:
         spans: the offsets that the batch covers, at most one range of a partition.
-        samples: number of samples learned from; 0: nothing but the clock changes.
+        samples: number of samples; 0: only the clock changes.
         updates: by table.
-        dense_gradient: float32 [slice], of the shard's dense slice; unused without samples.
-        statistics_change: float32 [slice], of the shard's slice of the statistics; unused without samples.
-        watermark: latest event time, in seconds; rows not seen for `expire_after` before it are dropped.
+        dense: for the shard's dense slice: float32 [slice], the gradient of one step; or the change made by several
+            steps. Unused without samples.
+        statistics_change: float32 [slice], for the shard's slice of the statistics; unused without samples.
+        watermark: latest event time, in seconds.
         watermarks: latest event time by partition, up to the end of its span, in seconds.
+        idle: other partitions that the worker has read to the end.
+        refusals: state of the bad-sample guard by partition, up to the end of its span.
+        predictions: predictions in blocks that are not stored yet (train/blocks.py), by partition.
+        rates: learning rates with which the worker learned the batch, and with which every shard applies it; None:
+            those of the shard.
     """
 
     spans: Sequence[Span]
     samples: int
     updates: Sequence[RowUpdate]
-    dense_gradient: Floats
+    dense: Floats | DenseChange
     statistics_change: Floats
     watermark: int
     watermarks: Mapping[int, float] = {}
+    idle: Collection[int] = ()
+    refusals: Mapping[int, Refusals] = {}
+    predictions: Mapping[int, bytes] = {}
+    rates: Rates | None = None
 
 
 @dataclass
 class PushStats:
-    """What became of gradients.
+    """Counts of applied and dropped gradients.
 
     Attributes:
         applied: row gradients applied.
@@ -61,6 +100,7 @@ class PushStats:
         non_finite_dense: dense gradients, by shard, dropped for the same reason.
         expired: rows dropped by `expire_after`.
         evicted: rows dropped by `capacity`.
+        non_finite_statistics: changes of statistics, by shard, dropped for the same reason.
     """
 
     applied: int = 0
@@ -69,21 +109,21 @@ class PushStats:
     non_finite_dense: int = 0
     expired: int = 0
     evicted: int = 0
+    non_finite_statistics: int = 0
 
     def add(self, other: "PushStats") -> None:
-        """Adds what became of other gradients."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass
-class Pushed:
-    """A shard's answer to a push.
+class PushResult:
+    """A shard's reply to a push.
 
     Attributes:
-        outcome: what was done.
-        clock: the shard's clock, if the push was rejected.
-        stats: what became of the gradients, if it was applied.
+        outcome: whether the push was applied.
+        clock: the shard's clock, if it was rejected.
+        stats: counts of its gradients, if it was applied.
     """
 
     outcome: Outcome

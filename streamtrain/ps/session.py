@@ -1,99 +1,126 @@
-"""Session: one worker's conversation with one shard. The same for a shard in the process and one behind gRPC."""
+"""Session: one worker's requests to one shard; the same interface for a local shard and for one behind gRPC."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamtrain.model.spec import Rates
 from streamtrain.ps.consistency import Consistency
-from streamtrain.ps.push import Floats, Push, Pushed
+from streamtrain.ps.push import Floats, Push, PushResult
 from streamtrain.ps.shard import Shard
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
-_PATIENCE = 1.0  # seconds; in the process, waiting is only cut up so that a program can be interrupted
+_PATIENCE = 1.0  # seconds of one wait; a local session waits in slices so that the program can be interrupted
 
 
 class Pending(Protocol[T_co]):
-    """An answer that is under way."""
+    """A reply that may not have arrived yet."""
 
     def result(self) -> T_co:
-        """Waits for the answer.
+        """Waits for the reply.
 
         Raises:
-            ShardError: the shard refuses, or cannot be reached for too long.
+            ShardError: the shard refuses the request, or stays unreachable for too long.
         """
 
 
-class Into(Protocol):
-    """Where the answer to a pull goes, all float32 and contiguous.
+@dataclass
+class StateBuffers:
+    """Output buffers for the optimizer state that is pulled along with a batch.
 
     Attributes:
-        rows: by table, [n, dim].
+        dims: width of the embedding by table; the floats of a row after it are optimizer state.
+        awaited: by table uint8 [n], occurrences that a key still needs before its gradients are applied.
+        slots: float32 [slots, slice], optimizer slots of the dense slice.
+        steps: step count of the dense optimizer.
+    """
+
+    dims: Sequence[int]
+    awaited: Sequence[NDArray[np.uint8]]
+    slots: Floats
+    steps: float = 0.0
+
+
+@dataclass
+class PullBuffers:
+    """Output buffers for a pull, all float32 and contiguous.
+
+    Attributes:
+        rows: by table, [n, dim]; with optimizer state [n, dim + state].
         dense: the shard's dense slice.
-        statistics: its slice of the statistics.
+        statistics: the shard's slice of the statistics.
+        state: buffers for the remaining optimizer state; None: do not pull it.
+        rates: output, the learning rates in force at the shard; None: it is of an earlier release.
     """
 
     rows: Sequence[Floats]
     dense: Floats
     statistics: Floats
+    state: StateBuffers | None = None
+    rates: Rates | None = None
 
 
-class Pulls(Protocol):
-    """Reads what a shard has."""
+class PullSource(Protocol):
+    """A shard that can be read."""
 
-    def pull(self, keys: Sequence[NDArray[np.uint64]], into: Into, ahead: int) -> Pending[None]:
+    def pull(self, keys: Sequence[NDArray[np.uint64]], into: PullBuffers, ahead: int) -> Pending[None]:
         """Reads rows and the dense slice.
 
         Args:
             keys: by table uint64 [n].
-            into: where they go; filled once the result is there.
-            ahead: batches that have been pulled and not been pushed yet.
+            into: output buffers, filled once the reply has arrived.
+            ahead: batches that are pulled and not pushed yet.
         """
 
 
-class Session(Pulls, Protocol):
-    """One worker's conversation with one shard; used by one thread, but for `beat`.
+class Session(PullSource, Protocol):
+    """One worker's session with one shard. Used by one thread, except for `beat`.
 
-    Requests are taken up in their order. Several may be under way; their results are asked for in the same order.
+    Requests are processed in order. Several may be in flight; their results must be requested in the same order.
     """
 
     reconnects: int
-    """How often the shard had to be reached anew; it may stand elsewhere than before."""
+    """Number of reconnects. After one, the shard's clock may differ from before."""
 
     away: bool
-    """Whether the shard cannot be reached at the moment."""
+    """Whether the shard is unreachable at the moment."""
 
     def join(self, progress: int | None) -> int:
-        """Begins, as `Consistency.join`."""
+        """Opens the session; see `Consistency.join`."""
 
-    def push(self, push: Push) -> Pending[Pushed]:
-        """Sends gradients. They may be repeated, by anybody and at any time: see clock.py."""
+    def push(self, push: Push) -> Pending[PushResult]:
+        """Sends gradients. Repeating a push is safe: see clock.py."""
 
-    def park(self) -> None:
-        """Nothing to learn at the moment; nobody waits for this worker until it pulls or pushes again."""
+    def park(self, idle: Collection[int] = ()) -> None:
+        """Stops others from waiting for this worker, which has no data, until it pulls or pushes again.
+
+        Args:
+            idle: partitions that are read to the end.
+        """
 
     def beat(self) -> None:
-        """Says that the worker is alive. Never fails."""
+        """Sends a heartbeat. Never fails or blocks."""
 
     def close(self) -> None:
-        """Ends; may be called twice."""
+        """Closes the session. May be called twice."""
 
 
-class Now(Generic[T]):
-    """An answer that is there."""
+class Ready(Generic[T]):
+    """A reply that has arrived."""
 
     def __init__(self, value: T) -> None:
         self._value = value
 
     def result(self) -> T:
-        """The answer."""
         return self._value
 
 
-class _Later(Generic[T]):
+class _Deferred(Generic[T]):
     def __init__(self, ask: Callable[[float], T | None]) -> None:
         self._ask = ask
 
@@ -107,9 +134,7 @@ class LocalSession:
     """A session with a shard in the same process.
 
     Args:
-        shard: the shard.
-        consistency: its strategy.
-        worker: name of the worker.
+        consistency: its consistency mode.
     """
 
     reconnects = 0
@@ -121,29 +146,29 @@ class LocalSession:
         self._worker = worker
 
     def join(self, progress: int | None) -> int:
-        """See Session."""
         return self._consistency.join(self._worker, progress)
 
-    def pull(self, keys: Sequence[NDArray[np.uint64]], into: Into, ahead: int) -> Pending[None]:
-        """See Session."""
+    def pull(self, keys: Sequence[NDArray[np.uint64]], into: PullBuffers, ahead: int) -> Pending[None]:
         while not self._consistency.pull(self._worker, ahead, _PATIENCE):
             continue
-        self._shard.pull_rows(keys, into.rows)
-        self._shard.pull_dense(into.dense, into.statistics)
-        return Now(None)
+        into.rates = self._shard.rates
+        if into.state is None:
+            self._shard.pull_rows(keys, into.rows)
+            self._shard.pull_dense(into.dense, into.statistics)
+        else:
+            self._shard.pull_state(keys, into.rows, into.state.awaited)
+            into.state.steps = self._shard.pull_dense_state(into.dense, into.state.slots, into.statistics)
+        return Ready(None)
 
-    def push(self, push: Push) -> Pending[Pushed]:
-        """See Session."""
-        return _Later(self._consistency.push(self._worker, push).result)
+    def push(self, push: Push) -> Pending[PushResult]:
+        return _Deferred(self._consistency.push(self._worker, push).result)
 
-    def park(self) -> None:
-        """See Session."""
+    def park(self, idle: Collection[int] = ()) -> None:
         self._consistency.park(self._worker)
+        self._shard.idle(idle)
 
     def beat(self) -> None:
-        """See Session."""
         self._consistency.beat(self._worker)
 
     def close(self) -> None:
-        """See Session."""
         self._consistency.leave(self._worker)

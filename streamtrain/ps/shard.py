@@ -1,48 +1,79 @@
 """Shard: the embedding rows whose keys hash to it, its slice of the dense parameters, and the clock of both."""
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain._core import DenseVector
+from streamtrain._core import DenseVector, Rows, Table
 from streamtrain.errors import ShardBroken, ShardRefused, ShardUnavailable
-from streamtrain.model.spec import Spec
-from streamtrain.ps.clock import Clock, Outcome, Span, Stand, VectorClock
-from streamtrain.ps.full import Full
-from streamtrain.ps.gate import Gate
-from streamtrain.ps.push import Floats, Push, Pushed, PushStats
+from streamtrain.model.bad_samples import Refusals
+from streamtrain.model.spec import Rates, Spec
+from streamtrain.ps.clock import Clock, Outcome, Progress, Span, VectorClock
+from streamtrain.ps.push import DenseChange, Floats, Push, PushResult, PushStats
 
-# Rows looked at for expiry with every push, per row pushed: the whole table is visited often enough for any stream
-# that lets it grow, and a push never stalls.
+logger = logging.getLogger(__name__)
+
+_SCANNED_ROWS = 1 << 16
+
+
+class _PushBarrier:
+    """Blocks pushes at the moment of a checkpoint; opens by itself if no cut follows.
+
+    Attributes:
+        target: a push up to this clock still passes.
+        until: when the barrier opens, in seconds of `time.monotonic`.
+    """
+
+    def __init__(self) -> None:
+        self.target: Clock = {}
+        self.until = 0.0
+
+    def close(self, target: Clock, until: float) -> None:
+        """Blocks every push that ends after `target`."""
+        self.target, self.until = target, until
+
+    def open(self) -> None:
+        self.until = 0.0
+
+    def blocks(self, spans: Sequence[Span]) -> bool:
+        """Whether a push over `spans` has to wait."""
+        return time.monotonic() < self.until and any(end > self.target.get(partition, 0) for partition, _, end in spans)
+
+
+# Rows visited for expiry with every push, per row pushed: enough to visit the whole table regularly in any stream that
+# makes it grow, and few enough that a push never stalls.
 _EXPIRY_VISITS = 2
 _MIN_EXPIRY_VISITS = 256
 
 
 class Run(NamedTuple):
-    """What is learned from a first initialisation on, however often its processes are restarted.
+    """One training run: from its first initialisation on, across all restarts of its processes.
 
     Attributes:
         id: unique.
         start: offsets at which learning began.
+        topic: identity of the topic that these offsets and the clocks refer to; "" if unknown.
     """
 
     id: str
     start: Clock
+    topic: str = ""
 
 
-class Initial(NamedTuple):
-    """What an empty shard begins with.
+class InitialState(NamedTuple):
+    """What an empty shard is initialised with.
 
     Attributes:
-        run: what it is part of.
-        spec: of the model.
-        dense: float32, first values of its slice of the dense parameters.
-        statistics: float32, those of its slice of the statistics.
+        run: the training run.
+        spec: the model's spec.
+        dense: float32, initial values of the shard's slice of the dense parameters.
+        statistics: float32, initial values of its slice of the statistics.
     """
 
     run: Run
@@ -51,28 +82,32 @@ class Initial(NamedTuple):
     statistics: Floats
 
 
-class Mirror(Protocol):
-    """Has another process apply what a shard applies."""
+class Replicator(Protocol):
+    """Replicates the pushes of a shard to its backup."""
 
     def record(self, push: Push) -> None:
-        """A push has been applied. Called in the order of pushes, while nothing else is pushed."""
+        """Queues a push that has been applied. Called in the order of pushes, while no other push is applied."""
 
-    def settle(self) -> None:
-        """Waits until all that was recorded so far is applied there too, or nobody is there to apply it.
+    def wait_acked(self) -> None:
+        """Waits until the backup has applied everything recorded so far; returns at once if there is no backup.
 
         Raises:
-            ShardUnavailable: the other has taken over.
+            ShardUnavailable: the backup has taken over.
         """
 
-    def confirm(self) -> None:
-        """Waits until the other has said that it has not taken over, or nobody is there; errors as of `settle`."""
+    def check_not_fenced(self) -> None:
+        """Waits until the backup confirms that it has not taken over; returns at once if there is no backup.
+
+        Raises:
+            ShardUnavailable: the backup has taken over.
+        """
 
 
 class Row(NamedTuple):
-    """What is known of a row beside its values.
+    """Metadata of an embedding row.
 
     Attributes:
-        learned: occurrences that were learned.
+        learned: number of occurrences learned.
         last_seen: latest event time, seconds since the epoch; 0 in a table without expire_after and capacity.
     """
 
@@ -81,20 +116,23 @@ class Row(NamedTuple):
 
 
 class Shard:
-    """Thread-safe: pulls run beside each other and beside a push; pushes, with their advance of the clock, take turns.
+    """One shard of the model. Thread-safe: pulls run concurrently; pushes are serialized, with their clock advance.
 
     Args:
-        initial: what it begins with.
-        index: which shard it is, 0 to shards - 1.
-        shards: how many there are.
+        initial: what the shard starts from.
+        index: 0 to shards - 1.
 
     Attributes:
-        mirror: what follows it; None: nothing. Set before anything is pushed.
+        replicator: replicates pushes to a backup; None: no backup. Set before the first push.
+        spec: of the model, with the learning rates in force (`set_rates`).
+        rates: these learning rates.
     """
 
-    def __init__(self, initial: Initial, index: int, shards: int) -> None:
-        self.mirror: Mirror | None = None
+    def __init__(self, initial: InitialState, index: int, shards: int) -> None:
+        self.replicator: Replicator | None = None
         self.spec = initial.spec
+        self.rates = self.spec.current_rates
+        self._own_rates = self.spec.own_rates
         self.index = index
         self.shards = shards
         self.run = initial.run
@@ -102,186 +140,307 @@ class Shard:
         self.dense = self.spec.make_dense(initial.dense)
         # A change is a gradient of -1 per unit under SGD with rate 1: the same locks and checks as for weights.
         self.statistics = DenseVector(np.ascontiguousarray(initial.statistics, np.float32), optimizer="sgd", rate=1.0)
+        self._expires = any(table["expire_after"] for table in self.spec.tables)
         self.totals = PushStats()
         self.pushes = {outcome: 0 for outcome in Outcome}
         self.samples = 0
         self.watermark = 0
         self._clock = VectorClock(initial.run.start)
         self._watermarks: dict[int, float] = {}
+        self._idle: set[int] = set()  # partitions that their workers have read to the end
+        self._refusals: dict[int, Refusals] = {}
+        self._predictions: dict[int, bytes] = {}
         self._lock = threading.Condition()
-        self._gate = Gate()
-        self._full = Full(index)
+        self._barrier = _PushBarrier()
+        self._full_tables: set[str] = set()
         self._broken: str | None = None
         self._retired: str | None = None
+        self._fenced: str | None = None
 
     def pull_rows(self, keys: Sequence[NDArray[np.uint64]], rows: Sequence[Floats]) -> None:
-        """Reads rows into `rows`, by table float32 [n, dim]; ids without a row give their birth value."""
-        self._check()
-        for table, of_table, out in zip(self.tables, keys, rows, strict=True):
-            if len(of_table):
-                table.pull(of_table, out)
+        """Reads rows into `rows`, by table float32 [n, dim]; an id without a row gives its birth value."""
+        self.check()
+        for table, table_keys, out in zip(self.tables, keys, rows, strict=True):
+            if len(table_keys):
+                table.pull(table_keys, out)
+
+    def pull_state(
+        self, keys: Sequence[NDArray[np.uint64]], rows: Sequence[Floats], awaited: Sequence[NDArray[np.uint8]]
+    ) -> None:
+        """Reads rows with their optimizer state.
+
+        Args:
+            keys: by table uint64 [n].
+            rows: output, by table float32 [n, dim + state].
+            awaited: output, by table [n]: occurrences that a key still needs before its gradients are applied.
+        """
+        self.check()
+        for table, table_keys, out, table_awaited in zip(self.tables, keys, rows, awaited, strict=True):
+            if len(table_keys):
+                table_awaited[:] = table.pull_state(table_keys, out)[1]
+
+    def pull_dense_state(self, dense: Floats, slots: Floats, statistics: Floats) -> float:
+        """`pull_dense` plus the optimizer's slots, float32 [slots, slice]; returns the optimizer's step count."""
+        self.check()
+        steps = self.dense.pull_state(dense, slots)
+        self.statistics.pull(statistics)
+        return steps
 
     def pull_dense(self, dense: Floats, statistics: Floats) -> None:
         """Reads the dense slice and the slice of the statistics into float32 arrays of their sizes."""
-        self._check()
+        self.check()
         self.dense.pull(dense)
         self.statistics.pull(statistics)
 
-    def judge(self, spans: Sequence[Span]) -> Pushed:
-        """What a push over `spans` would come to."""
+    def judge(self, spans: Sequence[Span]) -> PushResult:
+        """The outcome that a push over `spans` would have."""
         with self._lock:
             outcome = self._clock.judge(spans)
-            return Pushed(outcome, self._clock.read() if outcome is Outcome.REJECTED else {})
+            return PushResult(outcome, self._clock.read() if outcome is Outcome.REJECTED else {})
 
-    def push(self, push: Push) -> Pushed:
-        """Applies a push and advances the clock, as one; or acknowledges or rejects it (see clock.py).
+    def push(self, push: Push) -> PushResult:
+        """Applies a push and advances the clock atomically; or acknowledges a duplicate, or rejects it (see clock.py).
 
         Raises:
-            ShardBroken: this push, or one before, failed half-way for lack of memory: only a restart from a checkpoint
-                helps. Pulls and checkpoints raise it, too.
-            ShardUnavailable: its backup has taken over. Pulls and checkpoints raise it, too.
+            ShardBroken: this push or an earlier one failed midway, for lack of memory; the shard must be restarted
+                from a checkpoint. Pulls and checkpoints raise it, too.
+            ShardUnavailable: the backup has taken over. Pulls and checkpoints raise it, too.
         """
         pushed = self._push(push)
-        if self.mirror is not None and pushed.outcome is not Outcome.REJECTED:
-            self.mirror.settle()
+        if self.replicator is not None and pushed.outcome is not Outcome.REJECTED:
+            self.replicator.wait_acked()
         return pushed
 
-    def confirm(self) -> None:
-        """Makes sure that no backup has taken over; errors as of `Mirror.confirm`."""
-        if self.mirror is not None:
-            self.mirror.confirm()
+    def check_not_fenced(self) -> None:
+        """Raises ShardUnavailable if the backup has taken over."""
+        if self.replicator is not None:
+            self.replicator.check_not_fenced()
 
-    def _push(self, push: Push) -> Pushed:
+    def _push(self, push: Push) -> PushResult:
         with self._lock:
-            while self._gate.holds(push.spans):
-                self._lock.wait(self._gate.until - time.monotonic())
-            self._check()
+            while self._barrier.blocks(push.spans):
+                self._lock.wait(self._barrier.until - time.monotonic())
+            self.check()
             outcome = self._clock.judge(push.spans)
             self.pushes[outcome] += 1
             if outcome is not Outcome.APPLIED:
-                return Pushed(outcome, self._clock.read() if outcome is Outcome.REJECTED else {})
+                return PushResult(outcome, self._clock.read() if outcome is Outcome.REJECTED else {})
+            self._watermarks.update(push.watermarks)
+            self._mark_idle(push.idle)
+            self._idle.difference_update(span.partition for span in push.spans)
             try:
                 stats = self._apply(push)
             except BaseException as exc:
-                self._broken = f"a push failed half-way: {type(exc).__name__}: {exc}"
+                self._broken = f"a push failed midway: {type(exc).__name__}: {exc}"
                 if isinstance(exc, Exception):
-                    self._check(exc)
+                    self.check(exc)
                 raise
             self._clock.advance(push.spans)
-            self._watermarks.update(push.watermarks)
+            self._refusals.update(push.refusals)
+            self._predictions.update(push.predictions)
             self.totals.add(stats)
             self.samples += push.samples
             self.watermark = max(self.watermark, push.watermark)
-            if self.mirror is not None:
-                self.mirror.record(push)
+            if self.replicator is not None:
+                self.replicator.record(push)
             self._lock.notify_all()
-            return Pushed(outcome, {}, stats)
+            return PushResult(outcome, {}, stats)
 
     def _apply(self, push: Push) -> PushStats:
         stats = PushStats()
         if not push.samples:
             return stats
-        for settings, table, update in zip(self.spec.tables, self.tables, push.updates, strict=True):
+        now = self._expiry_time(push) if self._expires else 0
+        rates = push.rates or self.rates
+        for settings, table, own, update in zip(
+            self.spec.tables, self.tables, self._own_rates, push.updates, strict=True
+        ):
             if len(update.keys):
-                done = table.push(*update)
+                rate = rates.embedding_optimizer if own is None else own
+                done = table.push(
+                    update.keys, update.gradients, update.counts, update.times, rate, repeats=update.repeats
+                )
                 stats.applied += done.applied
                 stats.unadmitted += done.unadmitted
                 stats.evicted += done.evicted
-                self._full.note(settings["name"], done.evicted)
+                if done.evicted:
+                    self._warn_full(settings["name"])
                 stats.non_finite_rows += len(done.non_finite)
             if settings["expire_after"]:
                 visits = max(_MIN_EXPIRY_VISITS, _EXPIRY_VISITS * len(update.keys))
-                stats.expired += table.expire(push.watermark, visits)
-        stats.non_finite_dense += not self.dense.apply(push.dense_gradient)
+                stats.expired += table.expire(now, visits)
+        dense = push.dense
+        if isinstance(dense, DenseChange):
+            applied = self.dense.change(*dense)
+        else:
+            applied = self.dense.apply(dense, rates.dense_optimizer)
+        stats.non_finite_dense += not applied
         if len(push.statistics_change):
-            self.statistics.apply(-push.statistics_change)
+            stats.non_finite_statistics += not self.statistics.apply(-push.statistics_change)
         return stats
+
+    def _warn_full(self, table: str) -> None:
+        if table not in self._full_tables:
+            self._full_tables.add(table)
+            logger.warning("table %s of shard %d is full: evicting least recently seen rows", table, self.index)
+
+    def _expiry_time(self, push: Push) -> int:
+        """The watermark of the partition that is furthest behind, as its unread samples still need their rows.
+
+        Idle partitions, and those without an event time so far, do not count.
+        """
+        behind = [at for partition, at in self._watermarks.items() if at > 0 and partition not in self._idle]
+        return int(min(min(behind, default=push.watermark), push.watermark))
+
+    def idle(self, partitions: Collection[int]) -> None:
+        """Marks partitions as read to the end, until their next push."""
+        with self._lock:
+            self._mark_idle(partitions)
+
+    def _mark_idle(self, partitions: Collection[int]) -> None:
+        self._idle.update(self._watermarks.keys() & partitions)  # known ones only: a client may send anything
 
     def clock(self) -> dict[int, int]:
         """Offset of the first sample that has not been learned, by partition."""
         with self._lock:
             return self._clock.read()
 
-    def stand(self) -> Stand:
-        """The clock, and the watermarks by partition as of it."""
+    def adopt(self, topic: str) -> None:
+        """Sets the topic that the clock's offsets refer to."""
         with self._lock:
-            return Stand(self._clock.read(), dict(self._watermarks))
+            self.run = self.run._replace(topic=topic)
 
-    def resume(self, stand: Stand, samples: int = 0, watermark: int = 0) -> None:
-        """Takes over where a checkpoint stood, whose rows have been loaded."""
+    def set_rates(self, rates: Mapping[str, float]) -> Rates:
+        """Sets learning rates for the batches that are pulled from now on; see `Spec.with_rates`.
+
+        Returns:
+            The rates in force.
+
+        Raises:
+            ConfigError: as `Spec.with_rates`.
+            ShardUnavailable: the backup has taken over.
+        """
         with self._lock:
-            self._clock = VectorClock(stand.clock)
-            self._watermarks = dict(stand.watermarks)
+            self.check()
+            self.spec = self.spec.with_rates(rates)
+            self.rates = self.spec.current_rates
+        self.check_not_fenced()  # it also waits until a backup has them
+        return self.rates
+
+    def progress(self) -> Progress:
+        """The clock, with what belongs to it."""
+        with self._lock:
+            return Progress(self._clock.read(), dict(self._watermarks), dict(self._refusals), dict(self._predictions))
+
+    def resume(self, progress: Progress, samples: int = 0, watermark: int = 0) -> None:
+        """Restores the progress of a checkpoint whose rows have been loaded."""
+        with self._lock:
+            self._clock = VectorClock(progress.clock)
+            self._watermarks, self._refusals = dict(progress.watermarks), dict(progress.refusals)
+            self._predictions = dict(progress.predictions)
             self.samples, self.watermark = samples, watermark
 
     @contextmanager
-    def still(self) -> Iterator[None]:
-        """Nothing is pushed while within."""
+    def paused(self) -> Iterator[None]:
+        """Context in which no push is applied."""
         with self._lock:
             yield
 
     def retire(self, why: str) -> None:
-        """From now on nothing is pulled, pushed or saved; who tries is told why."""
+        """Refuses all pulls, pushes and checkpoints from now on, with `why` in the error."""
         with self._lock:
             self._retired = why
-            self._gate.open()
+            self._barrier.open()
             self._lock.notify_all()
 
-    def inspect(self, table: str, key: int) -> Row | None:
-        """What is known of a row; None: there is none here.
+    def fence(self, why: str) -> bool:
+        """Refuses all pulls, pushes and checkpoints from now on, as another cluster continues the run.
+
+        Returns:
+            Whether the shard was not fenced before.
+        """
+        with self._lock:
+            is_new, self._fenced = self._fenced is None, why
+            self._barrier.open()
+            self._lock.notify_all()
+        return is_new
+
+    def check(self, cause: Exception | None = None) -> None:
+        """Raises unless the shard can be used.
+
+        Args:
+            cause: the exception that broke the shard, if any.
 
         Raises:
-            ShardRefused: there is no such table.
+            ShardRefused: another cluster continues the run.
+            ShardUnavailable: another process has replaced this one.
+            ShardBroken: the shard must be restored from a checkpoint.
         """
-        names = [one["name"] for one in self.spec.tables]
+        if self._fenced:
+            raise ShardRefused(f"shard {self.index} no longer accepts pushes: {self._fenced}", "mismatch")
+        if self._retired:
+            raise ShardUnavailable(f"shard {self.index} has moved: {self._retired}")
+        if self._broken:
+            raise ShardBroken(f"shard {self.index} must be restarted from a checkpoint: {self._broken}") from cause
+
+    def inspect(self, table: str, key: int) -> Row | None:
+        """Metadata of a row; None if this shard has no such row.
+
+        Raises:
+            ShardRefused: unknown table.
+        """
+        names = [settings["name"] for settings in self.spec.tables]
         if table not in names:
-            raise ShardRefused(f"there is no table {table!r}; tables are {', '.join(names)}", "mismatch")
-        found, counts, seen = self.tables[names.index(table)].lookup(np.array([key], np.uint64))
-        return Row(int(counts[0]), int(seen[0])) if found[0] else None
+            raise ShardRefused(f"unknown table {table!r}; the tables are {', '.join(names)}", "mismatch")
+        exists, counts, last_seen = self.tables[names.index(table)].lookup(np.array([key], np.uint64))
+        return Row(int(counts[0]), int(last_seen[0])) if exists[0] else None
 
     def freeze(self, patience: float) -> dict[int, int]:
-        """Holds pushes back until `cut`, for at most `patience` seconds, and says where the clock stands."""
+        """Blocks pushes until `cut`, for at most `patience` seconds; returns the clock."""
         with self._lock:
-            self._check()
+            self.check()
             clock = self._clock.read()
-            self._gate.close(clock, time.monotonic() + patience)
+            self._barrier.close(clock, time.monotonic() + patience)
             return clock
 
     def cut(self, target: Clock, patience: float, mark: Callable[[], None]) -> tuple[dict[int, int], bool]:
-        """Lets those pushes through that lead to `target`, calls `mark` there and then lets all through.
+        """Admits only pushes up to `target`, calls `mark` once the clock is there, then admits all pushes again.
 
         Args:
             target: the clock at which to cut.
-            patience: seconds to wait for it; then, and if the clock is past it, the cut is made where the clock stands.
-            mark: notes the moment; nothing is pushed meanwhile.
+            patience: seconds to wait for the target. After that, or if the clock is already past it, the cut is made
+                at the current clock.
+            mark: called at the cut, while no push is applied.
 
         Returns:
-            The clock of the cut, and whether it is the target.
+            The clock of the cut, and whether it equals the target.
         """
         deadline = time.monotonic() + patience
         with self._lock:
-            self._gate.close(target, deadline)
+            self._barrier.close(target, deadline)
             self._lock.notify_all()
             try:
                 while _before(self._clock.read(), target) and time.monotonic() < deadline:
                     self._lock.wait(deadline - time.monotonic())
-                self._check()  # rows that are ahead of the clock would be so for good
+                self.check()  # a checkpoint must not contain rows that are ahead of the clock
                 mark()
                 clock = self._clock.read()
                 return clock, _same(clock, target)
             finally:
-                self._gate.open()
+                self._barrier.open()
                 self._lock.notify_all()
 
-    def _check(self, cause: Exception | None = None) -> None:
-        if self._retired:
-            raise ShardUnavailable(f"shard {self.index} is not here any more: {self._retired}")
-        if self._broken:
-            raise ShardBroken(f"shard {self.index} must be restarted from a checkpoint: {self._broken}") from cause
+
+def scan_rows(table: Table) -> Iterator[Rows]:
+    """All rows of a table, in parts of at most 65536; pushes may be applied between two of them."""
+    cursor: int | None = 0
+    while cursor is not None:
+        cursor, rows = table.scan(cursor, _SCANNED_ROWS)
+        yield rows
 
 
 def _before(clock: Clock, target: Clock) -> bool:
-    """Whether a clock can still come to the target."""
+    """Whether a clock can still reach the target."""
     return not _same(clock, target) and all(at <= target.get(partition, 0) for partition, at in clock.items())
 
 

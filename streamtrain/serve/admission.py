@@ -1,4 +1,4 @@
-"""Admission: how much one process takes on at once. What is more is refused at once, so that nobody waits in vain."""
+"""Admission control: what exceeds the limits of a process is refused at once rather than queued."""
 
 import logging
 import time
@@ -6,87 +6,89 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from streamtrain.errors import StreamtrainError
-from streamtrain.logs import Seldom
+from streamtrain.logs import LogThrottle
 
 logger = logging.getLogger(__name__)
 
 Reason = Literal["requests", "bodies", "instances", "wait", "offsets"]
 
-_SAY_SECONDS = 10.0
+_LOG_SECONDS = 10.0
 
 
 class Overloaded(StreamtrainError):
-    """So much is under way that more is refused.
+    """A request exceeds a limit of the process.
 
     Attributes:
-        reason: what there is too much of: "requests" under way, bytes of their "bodies", "instances" that wait, their
-            "wait", or requests that wait for "offsets".
+        reason: which: "requests" in flight, bytes of their "bodies", waiting "instances", their "wait", or requests
+            that wait for "offsets".
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(f"{message}; try again")
+        super().__init__(f"{message}; try again later")
         self.reason: Reason = reason
 
 
 class Admission:
-    """Counts requests under way, and the bytes of their bodies. All calls come from one event loop.
+    """Counts requests in flight, and the bytes of their bodies. All calls come from one event loop.
 
     Args:
-        requests: under way at once, at most; half of them may wait for offsets.
-        body_bytes: of all of them, at most.
-        now: seconds of a clock that never goes back.
+        max_requests: in flight at once; half of them may wait for offsets.
+        max_body_bytes: of all of them.
+        now: seconds of a monotonic clock.
 
     Attributes:
-        requests: under way.
+        requests: in flight.
+        waiting: those that wait for offsets.
+        body_bytes: of those in flight.
         refused: requests, by reason.
     """
 
-    def __init__(self, requests: int, body_bytes: int, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_requests: int, max_body_bytes: int, *, now: Callable[[], float] = time.monotonic) -> None:
         self.requests = self.waiting = self.body_bytes = 0
         self.refused: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
-        self._most, self._most_bytes = requests, body_bytes
-        self._seldom = Seldom(_SAY_SECONDS, now)
+        self._max_requests, self._max_body_bytes = max_requests, max_body_bytes
+        self._throttle = LogThrottle(_LOG_SECONDS, now)
 
     def admit(self) -> "Admitted":
-        """A request begins, and ends with the context.
+        """Admits a request until its context ends.
 
         Raises:
-            Overloaded: too many are under way.
+            Overloaded: too many requests are in flight.
         """
-        if self.requests >= self._most:
-            raise Overloaded("requests", f"{self.requests} requests are under way already")
+        if self.requests >= self._max_requests:
+            raise Overloaded("requests", f"{self.requests} requests are in flight")
         self.requests += 1
         return Admitted(self)
 
     def take(self, size: int) -> None:
-        """So many bytes have come.
+        """Counts received bytes.
 
         Raises:
-            Overloaded: they are too many.
+            Overloaded: there are too many of all requests.
         """
-        if self.body_bytes + size > self._most_bytes:
-            raise Overloaded("bodies", f"bodies of {self.body_bytes} bytes are under way already")
+        if self.body_bytes + size > self._max_body_bytes:
+            raise Overloaded("bodies", f"bodies of {self.body_bytes} bytes are in flight")
         self.body_bytes += size
 
     def wait(self) -> None:
-        """A request begins to wait for offsets; whoever calls counts it out again.
+        """Counts a request that waits for offsets; the caller decrements `waiting` afterwards.
 
         Raises:
-            Overloaded: too many do.
+            Overloaded: too many requests wait.
         """
-        if self.waiting >= max(1, self._most // 2):
-            raise Overloaded("offsets", f"{self.waiting} requests wait for offsets already")
+        if self.waiting >= max(1, self._max_requests // 2):
+            raise Overloaded("offsets", f"{self.waiting} requests are waiting for offsets")
         self.waiting += 1
 
     def count(self, exc: Overloaded) -> None:
-        """A request was refused; said at most every ten seconds, however many there are."""
+        """Counts a refused request; logged at most every ten seconds."""
         self.refused[exc.reason] += 1
-        if times := self._seldom.due():
+        if times := self._throttle.allow():
             logger.warning("overloaded, %d requests refused: %s", times, exc)
 
 
 class Admitted:
-    """A request under way."""
+    """A request in flight."""
 
     __slots__ = ("_admission", "_bytes")
 
@@ -94,7 +96,7 @@ class Admitted:
         self._admission, self._bytes = admission, 0
 
     def take(self, size: int) -> None:
-        """So many bytes of its body have come.
+        """Counts received bytes of its body.
 
         Raises:
             Overloaded: there are too many of all requests.

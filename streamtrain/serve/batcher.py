@@ -1,10 +1,10 @@
-"""Batcher: the requests of one process, predicted together.
+"""Batches the requests of one process.
 
-Whatever has come while the event loop was at its sockets, or while the last batch ran, is the next batch: nobody waits
-for others to come, and under load batches grow by themselves. A small batch runs on the event loop, as it takes less
-time than to hand it to a thread and back; a large one, or one that must wait for the origin, runs on a thread, so that
-health checks are still answered. A small request after one that was alone is predicted where it comes, without the
-queue and two turns of the loop. If it was not alone after all, the others go together, and so do those that follow.
+Whatever has arrived while the event loop was reading sockets, or while the last batch ran, is the next batch: no
+request waits for others to arrive, and under load batches grow by themselves. A small batch runs on the event loop,
+because that takes less time than handing it to a thread; a large one, or one that has to wait for the origin, runs in
+a thread, so that health checks are still answered. A small request after one that was alone is predicted right away,
+without the queue and two iterations of the loop. If others arrive meanwhile, they are batched, and so are the next.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,11 +36,14 @@ class Batcher:
     """Predicts requests one batch at a time. All calls come from one event loop.
 
     Args:
-        max_batch: instances after which no further request is added to a batch; a request is never cut.
+        max_batch: instances of a batch; a request is never split, so a single one may have more.
         max_queue: instances that may wait.
-        max_wait: seconds for which a request may wait for its batch; then nobody may wait for its answer any more.
-        on_loop: instances up to which a batch runs on the event loop.
-        observe: is told the number of instances of each batch.
+        max_wait: seconds that a request may wait for its batch.
+        on_loop: a batch of up to this many instances runs on the event loop.
+        observe: called with the number of instances of each batch.
+
+    Attributes:
+        waiting: instances in the queue.
     """
 
     max_batch: int = 512
@@ -51,25 +54,25 @@ class Batcher:
     waiting: int = field(default=0, init=False)
     _queue: deque[_Waiting] = field(default_factory=deque, init=False)
     _busy: bool = field(default=False, init=False)
-    _alone: bool = field(default=False, init=False)  # whether the last that were taken from the queue were one request
+    _alone: bool = field(default=False, init=False)  # whether the last batch from the queue was one request
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "predict"), init=False)
 
     async def predict(self, predictor: Predictor, messages: Sequence[bytes]) -> Predicted:
-        """Predicts JSON messages, maybe together with those of others.
+        """Predicts JSON messages, possibly in a batch with other requests.
 
         Raises:
-            Overloaded: too many wait already, or it has waited too long.
-            SampleError: some of the messages cannot be used.
+            Overloaded: too many instances wait, or it has waited too long.
+            SampleError: some of the messages are bad.
         """
         if self.waiting and self.waiting + len(messages) > self.max_queue:
-            raise Overloaded("instances", f"{self.waiting} instances wait to be predicted already")
+            raise Overloaded("instances", f"{self.waiting} instances are waiting to be predicted")
         loop = asyncio.get_running_loop()
         if self._alone and not self._busy and len(messages) <= self.on_loop:
-            self._busy = True  # whoever comes before the next turn of the loop waits for it
+            self._busy = True  # requests that arrive before the next iteration of the loop wait for it
             loop.call_soon(self._next, loop)
             outcomes = _outcomes(predictor.predict_at_once, [messages])
             if outcomes is not None:
-                return self._told(outcomes[0])
+                return self._result(outcomes[0])
         one = _Waiting(predictor, messages, loop.create_future(), time.monotonic())
         self._queue.append(one)
         self.waiting += len(messages)
@@ -79,7 +82,7 @@ class Batcher:
         return await one.answer
 
     def close(self) -> None:
-        """Ends the thread, after what it does now."""
+        """Stops the thread, after its current batch."""
         self._thread.shutdown()
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -93,7 +96,7 @@ class Batcher:
             outcomes = _outcomes(predictor.predict_at_once, requests)
             if outcomes is not None:
                 self._settle(batch, outcomes)
-                loop.call_soon(self._next, loop)  # what has come meanwhile is read first
+                loop.call_soon(self._next, loop)  # requests that have arrived meanwhile are read first
                 return
 
         def done(future: Future[list[Outcome]]) -> None:
@@ -103,10 +106,10 @@ class Batcher:
             self._settle(batch, future.result())
             self._next(loop)
 
-        self._thread.submit(_patiently, predictor, requests).add_done_callback(done)
+        self._thread.submit(_predict_blocking, predictor, requests).add_done_callback(done)
 
     def _take(self) -> list[_Waiting]:
-        """The next requests that go together: those of the version whose turn it is, in their order."""
+        """The next batch: requests of the version whose turn it is, in order."""
         batch: list[_Waiting] = []
         others: list[_Waiting] = []
         size, oldest = 0, time.monotonic() - self.max_wait
@@ -114,7 +117,7 @@ class Batcher:
             one = self._queue.popleft()
             if one.since < oldest:
                 _answer(one.answer, Overloaded("wait", f"this request has waited for {self.max_wait:g} s"))
-            if one.answer.done():  # nobody waits for it any more
+            if one.answer.done():  # its client has disconnected
                 self.waiting -= len(one.messages)
             elif batch and (one.predictor is not batch[0].predictor or size + len(one.messages) > self.max_batch):
                 others.append(one)
@@ -125,8 +128,8 @@ class Batcher:
         self.waiting -= size
         return batch
 
-    def _told(self, outcome: Outcome) -> Predicted:
-        """What one request gets."""
+    def _result(self, outcome: Outcome) -> Predicted:
+        """The result of a single request."""
         if isinstance(outcome, Exception):
             raise outcome
         self.observe(len(outcome.predictions))
@@ -143,20 +146,20 @@ class Batcher:
 def _outcomes(
     predict: Callable[[list[bytes]], Predicted | None], requests: list[Sequence[bytes]]
 ) -> list[Outcome] | None:
-    """What each request gets; None if they cannot be predicted at once."""
+    """The outcome of each request; None if they cannot be predicted without blocking."""
     try:
         predicted = predict([message for messages in requests for message in messages])
-    except Exception as exc:  # whoever waits gets it
+    except Exception as exc:  # raised in all of the requests
         return [exc] * len(requests)
     return None if predicted is None else _split(predicted, [len(messages) for messages in requests])
 
 
-def _patiently(predictor: Predictor, requests: list[Sequence[bytes]]) -> list[Outcome]:
-    """What each request gets. If rows cannot be had, those who do not need them get their answers nevertheless."""
+def _predict_blocking(predictor: Predictor, requests: list[Sequence[bytes]]) -> list[Outcome]:
+    """The outcome of each request. If rows cannot be looked up, only the requests that need them fail."""
     outcomes = _outcomes(predictor.predict_messages, requests)
     assert outcomes is not None
     if len(requests) > 1 and isinstance(outcomes[0], PublicationError):
-        return [outcome for one in requests for outcome in _patiently(predictor, [one])]
+        return [outcome for one in requests for outcome in _predict_blocking(predictor, [one])]
     return outcomes
 
 
@@ -170,7 +173,7 @@ def _answer(future: asyncio.Future[Predicted], outcome: Outcome) -> None:
 
 
 def _split(outcome: Predicted, sizes: list[int]) -> list[Outcome]:
-    """Each request's part; one of whose messages some are bad gets nothing but what is wrong with them."""
+    """The part of each request; one with bad messages gets a SampleError instead."""
     if len(sizes) == 1 and not outcome.bad:
         return [outcome]
     ends = np.cumsum(sizes)
@@ -183,7 +186,7 @@ def _split(outcome: Predicted, sizes: list[int]) -> list[Outcome]:
         good = size - len(bad)
         if bad:
             start = end - size
-            parts.append(SampleError([type(one)(one.index - start, one.reason, one.field) for one in bad]))
+            parts.append(SampleError([replace(one, index=one.index - start) for one in bad]))
         else:
             parts.append(outcome._replace(predictions=outcome.predictions[at : at + good], bad=[]))
         at += good

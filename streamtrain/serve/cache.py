@@ -18,38 +18,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Plan, Table
-from streamtrain.errors import OriginUnavailable
-from streamtrain.serve.loaded import PART_ROWS, Shape, View, name_of, put
-from streamtrain.store.origin import Floats, Found, Lookup, Publication, RowChange, Step
+from streamtrain.errors import OriginUnavailable, PublicationCorrupt
+from streamtrain.serve.row_store import PART_ROWS, PublicationSchema, View, describe, load_rows
+from streamtrain.store.publication import Floats, LookupResult, Publication, PublicationStep, RowChange, RowLookup
 
 Keys = NDArray[np.uint64]
 
-PATIENCE = 2.0  # seconds that a read waits for the head, at most
-PAUSE = 1.0  # seconds that an origin which did not answer is left alone
-_SEEN = 10  # seconds that a row which is read again need not be marked as seen
+PATIENCE = 2.0  # seconds that a read waits for the head
+PAUSE = 1.0  # seconds without lookups after one that failed
+_SEEN = 10  # seconds after which a row that is read is marked as seen again
 _INDEX_BYTES = 16  # of a row, in the table's index, at most
 
 
 class _Rows:
-    """What is known of one table.
+    """The cached rows of a table.
 
     Args:
-        make: gives an empty table with a capacity.
-        capacity: rows that are kept.
+        make: makes an empty table of some capacity.
+        capacity: in rows.
     """
 
     def __init__(self, make: Callable[[int], Table], capacity: int) -> None:
         self._make = make
         self.kept = make(capacity)
-        self.last = make(0)  # what the publication has changed: truer than what is kept
+        self.last = make(0)  # changes of the current publication, which supersede `kept`
 
     def read(self, keys: Keys, out: Floats, fetched: Table | None, now: int) -> Keys:
-        """Reads rows into `out` [n, dim]; returns the keys of which nothing is known."""
+        """Reads rows into `out` [n, dim]; returns the keys that are not cached."""
         known, counts, seen = self.kept.lookup(keys)
         self.kept.pull(keys, out)
         idle = known & (seen + _SEEN <= now)
         if idle.any():
-            put(self.kept, keys[idle], out[idle], counts[idle], now)
+            load_rows(self.kept, keys[idle], out[idle], counts[idle], now)
         for table in (fetched, self.last):
             if table is not None and len(table):
                 there = table.lookup(keys)[0]
@@ -57,34 +57,34 @@ class _Rows:
                 known |= there
         return keys[~known]
 
-    def made(self, changes: Sequence[RowChange]) -> Table:
+    def build(self, changes: Sequence[RowChange]) -> Table:
         """A table of rows, and of keys that have none."""
         born, table = self._make(0), self._make(0)
         for change in changes:
-            put(table, change.keys, change.rows, 1)
-            put(table, change.gone, born.pull(change.gone))
+            load_rows(table, change.keys, change.rows, 1)
+            load_rows(table, change.gone, born.pull(change.gone))
         return table
 
     def keep(self, fetched: Table, now: int) -> None:
-        """Keeps what was fetched; what was not seen for longest goes.
+        """Caches what was fetched, evicting what was not seen for longest.
 
-        But not what the publication has changed: that may have been fetched as it was before, after `settle` was there.
+        Rows that the publication changed are left out: they may have been fetched in their former state.
         """
         cursor: int | None = 0
         while cursor is not None:
             cursor, rows = fetched.scan(cursor, PART_ROWS)
             same = ~self.last.lookup(rows.keys)[0]
-            put(self.kept, rows.keys[same], rows.embeddings[same], rows.counts[same], now)
+            load_rows(self.kept, rows.keys[same], rows.embeddings[same], rows.counts[same], now)
 
     def settle(self, cursor: int) -> int | None:
-        """Brings some of what is kept up to what the publication has changed; returns where to go on."""
+        """Updates some cached rows to the changes of the publication; returns the cursor of the next ones."""
         after, rows = self.last.scan(cursor, PART_ROWS)
         kept, _, seen = self.kept.lookup(rows.keys)
-        put(self.kept, rows.keys[kept], rows.embeddings[kept], rows.counts[kept], seen[kept])
+        load_rows(self.kept, rows.keys[kept], rows.embeddings[kept], rows.counts[kept], seen[kept])
         return after
 
     def found(self, keys: Keys) -> tuple[int, int]:
-        """How many have a row, and of how many that is known."""
+        """How many keys have a row, and for how many that is known."""
         known, counts, _ = self.kept.lookup(keys)
         newer, newer_counts, _ = self.last.lookup(keys)
         has = np.where(newer, newer_counts, counts * known) > 0
@@ -97,22 +97,21 @@ class _Fetched(NamedTuple):
 
 
 class Cache:
-    """Rows of a publication that were asked for lately; see Loaded. One thread at a time may apply.
+    """A `RowStore` with the recently used rows of a publication. One thread at a time may apply.
 
     Args:
         first: the publication, its weights and what it changed.
         lookup: for all other rows.
         tables: names of the tables, in the order of the plans.
-        convert: makes of weights what readers get.
-        nbytes: bytes of rows that are kept, with their indexes. The tables share them as their rows would fill them
-            now. What one publication changed comes on top.
-        patience: seconds that a read waits for the head to be followed, or asks again because it moved on, at most.
-        now: seconds of a clock that never goes back.
+        convert: converts weights to what readers get.
+        nbytes: memory of cached rows and their indexes, shared by the tables in proportion to their size. The changes
+            of one publication come on top.
+        patience: seconds that a read waits for the head to be followed, or retries because it has moved.
+        now: seconds of a monotonic clock.
 
     Attributes:
-        publication: what is read now.
-        lookups: by table and outcome how many ids were looked up: "hit" (known here), "miss" (the origin was asked) or
-            "failed" (it did not answer).
+        lookups: ids by table and outcome: "hit" (cached), "miss" (the origin was queried) or "failed" (it did not
+            answer).
 
     Raises:
         PublicationCorrupt: the publication cannot be used.
@@ -120,8 +119,8 @@ class Cache:
 
     def __init__(
         self,
-        first: Step,
-        lookup: Lookup,
+        first: PublicationStep,
+        lookup: RowLookup,
         tables: list[str],
         convert: Callable[[Any], Any],
         *,
@@ -129,7 +128,7 @@ class Cache:
         patience: float = PATIENCE,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shape = Shape(first.publication)
+        self._shape = PublicationSchema(first.publication)
         self._lookup, self._convert, self._patience, self._now = lookup, convert, patience, now
         capacities = _capacities(self._shape, first.publication, tables, nbytes)
         self._tables = {
@@ -138,6 +137,7 @@ class Cache:
         self._moved = threading.Condition()
         self._away_until = now()
         self._why_away = ""
+        self.fault = ""
         self.lookups: dict[tuple[str, str], int] = {
             (name, outcome): 0 for name in tables for outcome in ("hit", "miss", "failed")
         }
@@ -145,22 +145,21 @@ class Cache:
 
     @property
     def rows(self) -> dict[str, int]:
-        """See Loaded. Ids that are known to have no row count as well."""
+        """Includes ids that are known to have no row."""
         return {name: len(table.kept) for name, table in self._tables.items()}
 
     @property
     def nbytes(self) -> int:
-        """See Loaded."""
         return sum(table.kept.nbytes + table.last.nbytes for table in self._tables.values())
 
-    def apply(self, step: Step) -> None:
-        """See Loaded."""
+    def apply(self, step: PublicationStep) -> None:
         tensors = self._checked(step)
         self._settle()
+        self._lookup.follow(step)
         self._exchange(step, tensors)
 
     def read(self, plans: list[Plan]) -> View:
-        """See Loaded. Waits for a round trip to the origin if there are rows to be fetched."""
+        """Waits for a round trip to the origin if rows have to be fetched."""
         until = self._now() + self._patience
         wanted: dict[str, Keys] = {}
         view, missing = self._read(plans, None)
@@ -173,23 +172,22 @@ class Cache:
             if fetched.number == before:  # if it were later, rows may be of any publication in between
                 view, missing = self._read(plans, fetched)
             if view is None:
-                self._reach(fetched.number, until)
+                self._wait_followed(fetched.number, until)
         return view
 
     def read_at_once(self, plans: list[Plan]) -> View | None:
-        """See Loaded."""
         return self._read(plans, None)[0]
 
     def found(self, plan: Plan) -> dict[str, tuple[int, int]]:
-        """See Loaded. Rows may have been dropped since they were read."""
+        """Rows may have been dropped since they were read."""
         with self._moved:
             return {name: table.found(plan.keys(t)) for t, (name, table) in enumerate(self._tables.items())}
 
     def checksums(self) -> None:
-        """See Loaded. There are none."""
+        """There are none, as not all rows are held."""
 
     def _read(self, plans: list[Plan], fetched: _Fetched | None) -> tuple[View | None, dict[str, Keys]]:
-        """What plans need; without it, the keys of which nothing is known, by table."""
+        """The rows of plans; or None and, by table, the keys that are not cached."""
         with self._moved:
             new = fetched.tables if fetched and fetched.number == self.publication.number else {}
             read = [self._of_plan(plan, new) for plan in plans]
@@ -214,7 +212,7 @@ class Cache:
 
     def _fetch(self, wanted: dict[str, Keys]) -> _Fetched:
         try:
-            found = self._ask(wanted)
+            found = self._look_up(wanted)
         except OriginUnavailable:
             self._count_all(wanted, "failed")
             raise
@@ -223,11 +221,11 @@ class Cache:
         for name, (rows, there) in found.tables.items():
             change = RowChange(name, wanted[name][there], rows[there], wanted[name][~there])
             self._shape.check(change)
-            tables[name] = self._tables[name].made([change])
+            tables[name] = self._tables[name].build([change])
         return _Fetched(found.number, tables)
 
-    def _ask(self, wanted: dict[str, Keys]) -> Found:
-        """Asks the origin, but for a while not if it did not answer: reads that need it must not pile up."""
+    def _look_up(self, wanted: dict[str, Keys]) -> LookupResult:
+        """Queries the origin, but not for a while after it failed: reads must not pile up."""
         if self._now() < self._away_until:
             raise OriginUnavailable(self._why_away)
         try:
@@ -235,40 +233,43 @@ class Cache:
         except OriginUnavailable as exc:
             self._why_away, self._away_until = str(exc), self._now() + PAUSE
             raise
+        except PublicationCorrupt as exc:
+            self.fault = str(exc)
+            raise
 
-    def _reach(self, number: int, until: float) -> None:
+    def _wait_followed(self, number: int, until: float) -> None:
         """Waits until a publication has been followed.
 
         Raises:
-            OriginUnavailable: it has not been in time, or whatever rows were fetched of was overtaken again and again.
+            OriginUnavailable: it has not been in time, or newer publications kept overtaking the lookups.
         """
         with self._moved:
             left = until - self._now()
             self._moved.wait_for(lambda: self.publication.number >= number, left)
             if self._now() >= until:
                 raise OriginUnavailable(
-                    f"the head moves on while rows are looked up: it was publication {number}, and "
-                    f"{name_of(self.publication)} is what is followed: try again"
+                    f"the head moved during the lookup of rows: they are of publication {number}, but "
+                    f"{describe(self.publication)} is loaded; try again"
                 )
 
-    def _checked(self, step: Step) -> Any:
+    def _checked(self, step: PublicationStep) -> Any:
         self._shape.check_weights(step.publication, step.weights)
         for change in step.changes:
             self._shape.check(change)
         return self._convert(step.weights)
 
     def _settle(self) -> None:
-        """Brings what is kept up to what the publication has changed, some rows at a time."""
+        """Updates cached rows to the changes of the publication, some rows at a time."""
         for table in self._tables.values():
             cursor: int | None = 0
             while cursor is not None:
                 with self._moved:
                     cursor = table.settle(cursor)
 
-    def _exchange(self, step: Step, tensors: Any) -> None:
-        """Goes on to a publication, once what is kept is up to the one before."""
+    def _exchange(self, step: PublicationStep, tensors: Any) -> None:
+        """Switches to a publication, once cached rows are those of the one before."""
         last = {
-            name: table.made([change for change in step.changes if change.table == name])
+            name: table.build([change for change in step.changes if change.table == name])
             for name, table in self._tables.items()
         }
         with self._moved:
@@ -286,8 +287,8 @@ class Cache:
         self.lookups[table, outcome] += ids
 
 
-def _capacities(shape: Shape, publication: Publication, tables: list[str], nbytes: int) -> dict[str, int]:
-    """By table how many rows fit."""
+def _capacities(shape: PublicationSchema, publication: Publication, tables: list[str], nbytes: int) -> dict[str, int]:
+    """Number of rows that fit, by table."""
     sizes = {name: shape.table(name).stats()["row_bytes"] + _INDEX_BYTES for name in tables}
     whole = {name: size * max(1, publication.rows.get(name, 0)) for name, size in sizes.items()}
     share = nbytes / max(1, sum(whole.values()))

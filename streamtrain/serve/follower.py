@@ -1,32 +1,106 @@
-"""Follower: keeps a registry with its origin, and serving while the origin is away, in threads of its own."""
+"""RegistryUpdater: keeps a registry up to date with its origin, in threads of its own; serving survives outages."""
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from streamtrain.errors import OriginUnavailable, PublicationError
-from streamtrain.serve.holds import Holds
-from streamtrain.serve.loop import Loop, Retry
+from streamtrain.errors import OriginUnavailable, PublicationCorrupt, PublicationError, PublicationMissing
+from streamtrain.periodic import Backoff, PeriodicTask
+from streamtrain.serve.leases import VersionLeases
 from streamtrain.serve.registry import HEAD, Registry, Version
 from streamtrain.serve.selection import Promoter, Selection
-from streamtrain.store.origin import Origin
+from streamtrain.store.publication import Origin
 
 V = TypeVar("V", int, Version)
 
+logger = logging.getLogger(__name__)
 
-class Follower:
-    """Serves what is to be served as soon as it can be had, follows the head, and loads what labels name.
+_LONGEST_PAUSE = 30.0
+_EARLY_SECONDS = 60.0  # in which nothing has to be published yet
+_LONGEST_PAUSE_WHILE_AWAY = 5.0  # to ask whether it is back costs little
 
-    One thread looks at labels and loads versions; another follows the head, which does not wait for that.
+
+def _backoff(exc: Exception, every: float) -> Backoff:
+    """Pauses after a failed load."""
+    longest = _LONGEST_PAUSE_WHILE_AWAY if isinstance(exc, OriginUnavailable) else _LONGEST_PAUSE
+    return Backoff(every, every if isinstance(exc, PublicationMissing) else max(longest, every))
+
+
+def _named(version: Version) -> str:
+    return version if version == HEAD else f"version {version}"
+
+
+class _Retry:
+    """When to load again what could not be loaded.
 
     Args:
-        registry: that is kept up.
+        every: seconds of the first pause.
+        now: monotonic clock in seconds.
+        early: level of the line that says that nothing has been published yet.
+
+    Attributes:
+        trouble: why it failed the last time; "": it has not.
+    """
+
+    def __init__(self, every: float, now: Callable[[], float], early: int = logging.INFO) -> None:
+        self.trouble = ""
+        self._every, self._now, self._early = every, now, early
+        self._pause, self._began, self._due = 0.0, now(), now()
+        self._level = 0  # of the line that said so
+
+    @property
+    def is_due(self) -> bool:
+        return self._now() >= self._due
+
+    def failed(self, subject: str, exc: PublicationError, *, may_come: bool = False) -> None:
+        """Takes note of a failure; what may yet be published is a warning only if it has not been for a while."""
+        trouble = f"{subject} failed: {exc}"
+        self._level = 0 if trouble != self.trouble else self._level
+        is_early = may_come and isinstance(exc, PublicationMissing) and self._now() - self._began < _EARLY_SECONDS
+        level = self._early if is_early else logging.WARNING
+        if level > self._level:
+            logger.log(level, "%s", f"waiting for the first publication: {exc}" if is_early else trouble)
+        self.trouble, self._level = trouble, level
+        self._pause = _backoff(exc, self._every).after(self._pause)
+        self._due = self._now() + self._pause
+
+
+class _OriginTask(PeriodicTask):
+    """One thread that asks the origin, and for how long it has not been answered."""
+
+    def __init__(
+        self, name: str, run: Callable[[], float | None], subject: str, every: float, now: Callable[[], float]
+    ) -> None:
+        super().__init__(
+            name, run, every, subject=subject, backoff=lambda exc: _backoff(exc, every), observe=self._observe_answer
+        )
+        self._now, self._answered, self._is_away = now, now(), False
+
+    @property
+    def stale_seconds(self) -> float:
+        silent = self._now() - self._answered
+        return silent if self._is_away else 0.0
+
+    def _observe_answer(self, error: Exception | None) -> None:
+        if not isinstance(error, OriginUnavailable):
+            self._answered = self._now()
+        self._is_away = isinstance(error, OriginUnavailable)  # last: who sees how stale it is also sees why
+
+
+class RegistryUpdater:
+    """Serves what is wanted as soon as it can be loaded, follows the head, and loads labelled versions.
+
+    One thread polls labels and loads versions; another follows the head, independently of loads.
+
+    Args:
+        registry: that is updated.
         serve: a version or "head" that is pinned; None: what is labelled or asked for, see `Selection`.
         promoter: see `Selection`.
-        fallback: where the head is loaded from if the origin has none, or is away, when serving begins.
-        holds: of the versions that are loaded; begun and ended with the follower.
-        every: seconds between looks at labels, and after which what failed is tried again, at first.
-        now: seconds of a clock that never goes back.
+        fallback: where the head is loaded from if the origin has none, or is unreachable, at startup.
+        leases: on the loaded versions; started and closed with the updater.
+        every: seconds between polls of labels, and of the first pause after a failure.
+        now: monotonic clock in seconds.
 
     Attributes:
         registry: as given.
@@ -40,70 +114,81 @@ class Follower:
         serve: Version | None = None,
         promoter: Promoter | None = None,
         fallback: Origin | None = None,
-        holds: Holds | None = None,
+        leases: VersionLeases | None = None,
         every: float = 1.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.selection = Selection(registry, serve, promoter)
         self.registry = registry
         self._fallback = fallback
-        self._holds = holds
+        self._leases = leases
         self._every = every
         self._now = now
-        self._head_lost = False  # what is loaded as the head cannot be followed: it must be loaded anew
-        self._retries: dict[Version, Retry] = {}  # of what cannot be loaded
-        self._fallback_retry = Retry(every, now)
-        name = registry.origin.name
-        self._versions = Loop("follow-versions", name, self._keep_versions, every, now)
-        self._head = Loop("follow-head", name, self._keep_head, every, now)
+        self._falls_back = False  # what is loaded as the head is of the fallback
+        self._head_damaged = ""  # why the origin's cannot be loaded, where it has one
+        self._head_lost = False  # the loaded head cannot be followed: it must be loaded again
+        self._retries: dict[Version, _Retry] = {}  # of what cannot be loaded
+        self._fallback_retry = _Retry(every, now, logging.DEBUG)  # the head's says so
+        self._versions = _OriginTask("follow-versions", self._keep_versions, "following labels", every, now)
+        self._head = _OriginTask("follow-head", self._keep_head, "following the head", every, now)
 
     @property
     def stale_seconds(self) -> float:
-        """For how long the origin has not answered; 0: it does."""
+        """Seconds since the origin last answered; 0 while it answers."""
         return max(self._versions.stale_seconds, self._head.stale_seconds)
 
     @property
     def trouble(self) -> str:
         """Why what the origin has is not served, a sentence each; "": it is."""
-        found = [self._versions.trouble, self._head.trouble, *(one.trouble for one in [*self._retries.values()])]
-        return "; ".join(dict.fromkeys(one for one in found if one))
+        troubles = [self._versions.trouble, self._head.trouble, *(retry.trouble for retry in [*self._retries.values()])]
+        return "; ".join(dict.fromkeys(trouble for trouble in troubles if trouble))
+
+    @property
+    def fault(self) -> str:
+        """Why what is served is not what should be, as the origin has lost some of it, in a sentence; "": it is."""
+        served = self.registry.served
+        if served is None:
+            return ""
+        if self._falls_back and served is self.registry.find(HEAD) and self._head_damaged:
+            return f"{self._head_damaged}; serving an older publication, all that could be loaded"
+        return served.loaded.fault
 
     def start(self) -> None:
         """Begins, and returns at once."""
-        for one in (self._holds, self._versions, self._head):
+        for one in (self._leases, self._versions, self._head):
             if one is not None:
                 one.start()
 
     def close(self) -> None:
         """Ends the threads; waits for a load that they may be at. May be called twice."""
-        for loop in (self._versions, self._head):
-            loop.closing.set()
-        for one in (self._versions, self._head, self._holds):  # what is held is let go when nothing is loaded any more
+        for task in (self._versions, self._head):
+            task.stop()
+        for one in (self._versions, self._head, self._leases):  # what is held is let go when nothing is loaded any more
             if one is not None:
                 one.close()
 
     def _keep_versions(self) -> None:
         try:
-            missing = self.selection.missing()
+            pending = self.selection.pending()
             labelled = [one for one in self._labelled() if self.registry.find(one) is None]
-            for gone in self._retries.keys() - {missing, *labelled}:
+            for gone in self._retries.keys() - {pending, *labelled}:
                 del self._retries[gone]
-            if missing is not None:
-                self._try(missing, self.selection.keep_up)
+            if pending is not None:
+                self._try(pending, self.selection.apply)
             for version in labelled:
                 self._try(version, self.registry.keep)
         finally:
             self._fall_back()
-        self._versions.closing.wait(self._every)
 
     def _labelled(self) -> list[int]:
-        """What is loaded for its label beside what is served: the lowest versions, if they are too many."""
+        """Versions to load for their labels, in addition to the served one: the lowest ones, up to the limit."""
         served = self.registry.served_version
         room = self.registry.limit - (served not in (None, HEAD))
-        return sorted({one for one in self.registry.labels.values() if one != served})[:room]
+        labelled = {*self.registry.labels.values(), *self.registry.requested}
+        return sorted(one for one in labelled if one != served)[:room]
 
     def _try(self, version: V, load: Callable[[V], object]) -> None:
-        """Loads what may be refused: others are not to wait for it."""
+        """Loads a version; a refusal does not delay the others."""
         retry = self._retries.get(version)
         if retry is not None and not retry.is_due:
             return
@@ -112,7 +197,8 @@ class Follower:
         except OriginUnavailable:
             raise
         except PublicationError as exc:
-            self._retries.setdefault(version, Retry(self._every, self._now)).failed(exc)
+            retry = self._retries.setdefault(version, _Retry(self._every, self._now))
+            retry.failed(f"loading {_named(version)}", exc, may_come=version == HEAD)
         else:
             self._retries.pop(version, None)
 
@@ -122,18 +208,17 @@ class Follower:
             return
         try:
             self.registry.promote(HEAD, fallback)
-            self._head_lost = True
+            self._head_lost = self._falls_back = True
         except PublicationError as exc:
-            self._fallback_retry.failed(PublicationError(f"the fallback {fallback.name} cannot be served: {exc}"))
+            self._fallback_retry.failed(f"falling back to {fallback.name}", exc, may_come=True)
 
-    def _keep_head(self) -> None:
+    def _keep_head(self) -> float:
+        """Follows for up to `every` seconds; returns the seconds to wait."""
         registry = self.registry
         if registry.find(HEAD) is None:
-            self._head.closing.wait(self._every)
-            return
+            return self._every
         if self._head_lost:
-            registry.reload_head(registry.origin)
-            self._head_lost = False
+            self._reload_head()
         try:
             registry.follow_head(self._every)
         except OriginUnavailable:
@@ -141,3 +226,13 @@ class Follower:
         except PublicationError:
             self._head_lost = True
             raise
+        return 0.0
+
+    def _reload_head(self) -> None:
+        try:
+            self.registry.reload_head(self.registry.origin)
+        except PublicationCorrupt as exc:
+            self._head_damaged = str(exc)
+            raise
+        self._head_lost = self._falls_back = False
+        self._head_damaged = ""

@@ -5,13 +5,16 @@ training step does, costs more than the rest of a small prediction. The graph is
 calls it; and it is not compiled by XLA, which was slower at 1 instance and no faster at 512 (benchmarks/serving.py).
 """
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from streamtrain._core import Plan
 from streamtrain.model.batch import Batch
 from streamtrain.model.forward import Forward, Traced
 from streamtrain.model.model import Model
-from streamtrain.store.origin import Floats, Weights
+from streamtrain.store.publication import Floats, Weights
 
 Tensors = list[Any]
 
@@ -65,6 +68,12 @@ class Graph:
     def call(self, tensors: Tensors, matrix: Any) -> Any:
         """Predicts a batch as one matrix, float32 [n, columns]: a tensor [n, L]."""
         return self._traced(*tensors, matrix)[0]
+
+    def warm(self, sizes: Sequence[int]) -> None:
+        """Predicts batches of zeros of these sizes with the model's first weights, as a graph's first call is slow."""
+        tensors = self.tensors(Weights(*self._model.initial_parameters()))
+        for size in sizes:
+            self.call(tensors, np.zeros((size, self.columns), np.float32))
 
     def function(self, tensors: Tensors, matrix: Any) -> Any:
         """What is traced: `call`, in TensorFlow's operations."""

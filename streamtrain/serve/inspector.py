@@ -8,15 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Plan, Planner, hash_bytes
-from streamtrain.errors import SampleError
+from streamtrain.errors import SampleError, StreamtrainError
 from streamtrain.model.features import Categorical
 from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader
-from streamtrain.serve.answers import Refused
 from streamtrain.serve.predictor import Predictor
-from streamtrain.store.origin import Floats, Publication
+from streamtrain.store.publication import Floats, Publication
 
-MOST_IDS = 1024
+MAX_IDS = 1024
+
+
+class TooManyIds(StreamtrainError):
+    """A sample has too many ids to be explained."""
 
 
 class Row(NamedTuple):
@@ -83,15 +86,15 @@ class Inspector:
 
         Raises:
             SampleError: the sample cannot be used.
-            Refused: 413, it has more than `MOST_IDS` ids.
+            TooManyIds: it has more than `MAX_IDS` ids.
             OriginUnavailable, PublicationCorrupt: as for `row`.
         """
         with self._turn:
             batch, bad = self._reader.decode([message])
             if bad:
                 raise SampleError(bad)
-            if len(batch.keys) > MOST_IDS:
-                raise Refused(413, f"a sample that is explained may have {MOST_IDS} ids, not {len(batch.keys)}")
+            if len(batch.keys) > MAX_IDS:
+                raise TooManyIds(f"a sample to be explained may have at most {MAX_IDS} ids, not {len(batch.keys)}")
             features = [
                 (one, int(key))
                 for one, start, end in zip(self._schema.embedded, batch.starts, batch.starts[1:], strict=False)

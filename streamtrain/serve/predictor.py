@@ -1,4 +1,4 @@
-"""Predictor: from samples to predictions, by one loaded publication."""
+"""From samples to predictions, with one loaded publication."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -13,22 +13,22 @@ from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader, Samples
 from streamtrain.serve.cache import Cache
 from streamtrain.serve.graph import Graph
-from streamtrain.serve.loaded import Loaded, View
 from streamtrain.serve.replica import Replica
-from streamtrain.store.origin import Floats, LookupOrigin, Origin, Publication, Step
+from streamtrain.serve.row_store import RowStore, View
+from streamtrain.store.publication import Floats, LookupOrigin, Origin, Publication, PublicationStep
 
-_MOST = 1 << 20
+_MAX_SAMPLES = 1 << 20
 WARM_SIZES = (1, 2, 64, 512)
-COUNTED_BATCHES = 16  # to count in every batch would slow the small ones
+COUNTED_BATCHES = 16  # counting in every batch would slow down small ones
 
 
 class Predicted(NamedTuple):
-    """What came of some samples; all of it of one publication.
+    """Predictions of some samples, all by one publication.
 
     Attributes:
-        predictions: float32 [k, L], of the samples that could be read.
-        bad: the others, and why; their indexes are positions among the samples.
-        publication: that predicted.
+        predictions: float32 [k, L], of the good samples.
+        bad: the others; their indexes are positions among all samples.
+        publication: which one.
     """
 
     predictions: Floats
@@ -37,21 +37,19 @@ class Predicted(NamedTuple):
 
 
 class Predictor:
-    """Predicts by one version, or by the head, whose publications follow one another. Threads take turns.
+    """Predicts with one version, or with the head, whose publications follow one another.
 
     Args:
         model: whose samples are read.
         graph: of the model; predictors share it.
-        loaded: of which rows and weights are read.
-        name: "head", or the number of the version: as it is called in answers.
+        loaded: its rows and weights.
+        name: "head", or the number of the version, as in responses.
 
     Attributes:
-        loaded: as given.
-        name: as given.
-        found: by table how many ids had a row and how many there were, in one batch of `COUNTED_BATCHES`.
+        found: by table, how many ids had a row, and how many there were, in one batch of `COUNTED_BATCHES`.
     """
 
-    def __init__(self, model: Model, graph: Graph, loaded: Loaded, name: str) -> None:
+    def __init__(self, model: Model, graph: Graph, loaded: RowStore, name: str) -> None:
         self.name = name
         self.loaded = loaded
         self._model = model
@@ -73,7 +71,7 @@ class Predictor:
         *,
         cache_bytes: int | None = None,
     ) -> "Predictor":
-        """Loads a publication, and predicts with it once in vain so that what comes first is not slow.
+        """Loads a publication, and warms it, so that the first requests are not slow.
 
         Args:
             model: whose samples are read.
@@ -81,12 +79,12 @@ class Predictor:
             origin: of the publication.
             publication: a version or the head.
             name: of the predictor.
-            cache_bytes: of a cache, which begins without rows; None: all rows are loaded.
+            cache_bytes: of a cache, which starts empty; None: all rows are loaded.
 
         Raises:
             OriginUnavailable: the origin does not answer.
             PublicationCorrupt: the publication is damaged.
-            PublicationError: rows are to be cached that the origin cannot look up.
+            PublicationError: a cache is requested, but the origin cannot look rows up.
         """
         tables = [table.name for table in model.schema.tables]
         if cache_bytes is None:
@@ -116,7 +114,7 @@ class Predictor:
             batch = _blank(self._model, size)
             plans = self._plans([batch])
             if not np.isfinite(self._run(self.loaded.read(plans), plans, [batch])[0]).all():
-                raise PublicationCorrupt(f"publication {self.publication.number} predicts what is not finite")
+                raise PublicationCorrupt(f"publication {self.publication.number}: predictions are not finite")
 
     def predict(self, samples: Samples) -> Floats:
         """Predicts samples: float32 [n, L].
@@ -127,7 +125,7 @@ class Predictor:
         Raises:
             SampleError: samples cannot be used; it carries all of them with their reasons.
         """
-        read = list(self._reader.batches(samples, _MOST))
+        read = list(self._reader.batches(samples, _MAX_SAMPLES))
         if bad := [one for _, refused in read for one in refused]:
             raise SampleError(bad)
         batches = [batch for batch, _ in read]
@@ -145,8 +143,8 @@ class Predictor:
         """The same; None if rows have to be fetched first, which takes longer than an event loop may wait."""
         return self._predict(messages, self.loaded.read_at_once)
 
-    def apply(self, step: Step) -> None:
-        """Goes on to the next publication of the head; see `Loaded.apply`."""
+    def apply(self, step: PublicationStep) -> None:
+        """Goes on to the next publication of the head; see `RowStore.apply`."""
         self.loaded.apply(step)
 
     def trained_through(self, publication: Publication) -> str:

@@ -1,7 +1,7 @@
-"""Registry: which publications are loaded, and which of them is served.
+"""The registry of loaded publications, and which of them is served.
 
-A publication is loaded, checked and warmed beside the one that serves; then one reference changes. Requests hold the
-predictor that they began with, so the one before answers those that it has, and its memory goes with the last of them.
+A publication is loaded, checked and warmed while another one serves; then one reference changes. Requests keep the
+predictor that they began with, so the previous one completes its requests, and is freed with the last of them.
 """
 
 import contextlib
@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager
 from typing import Literal
 from weakref import WeakValueDictionary
 
-from streamtrain.errors import ConfigError, NothingBefore, PublicationCorrupt, PublicationError
-from streamtrain.logs import Seldom
+from streamtrain.errors import ConfigError, NothingBefore, PublicationCorrupt, PublicationMismatch, PublicationMissing
+from streamtrain.logs import LogThrottle
 from streamtrain.model.model import Model
 from streamtrain.model.spec import Spec
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
-from streamtrain.store.origin import Origin, Publication
+from streamtrain.store.publication import Origin, Publication
 
 logger = logging.getLogger(__name__)
 
@@ -27,24 +27,17 @@ Version = int | Literal["head"]
 Kind = Literal["promote", "rollback"]
 
 
-class PublicationMissing(PublicationError):
-    """There is no such version, or nothing has been published yet."""
-
-
-class PublicationMismatch(PublicationError):
-    """A publication is of another model than the one that is served."""
-
-
 class Registry:
     """Publications of one model, loaded from an origin. Thread-safe.
 
     Args:
-        model: that is served. Its graph is built, so TensorFlow is loaded.
+        model: to serve. Its graph is built, so TensorFlow is loaded.
         origin: where publications come from.
-        limit: versions that are loaded at the same time, beside the head; those served longest ago go first.
-        hold: gives a context in which a version is loaded, that keeps it from being deleted meanwhile.
-        cache_bytes: of rows that are kept of each, the others being looked up; None: all rows are loaded.
-        resident_changed: is told the numbers of the loaded versions whenever they change, while flips wait for it.
+        limit: versions that are loaded at the same time, in addition to the head; those served longest ago are dropped.
+        hold: a context that keeps a version from being deleted while it is loaded.
+        cache_bytes: memory for cached rows of each, the others being looked up; None: all rows are loaded.
+        resident_changed: called with the numbers of the loaded versions when they change, 0 for the head; it blocks
+            swaps.
     """
 
     def __init__(
@@ -65,39 +58,40 @@ class Registry:
         self._cache_bytes = cache_bytes
         self.swaps = {"promote": 0, "rollback": 0, "step": 0, "reload": 0}
         self.refused = 0
-        self._seldom, self._told = Seldom(), ""
-        self._graph = Graph(model)
+        self._throttle, self._logged = LogThrottle(), ""
+        self.graph = Graph(model)
         self._spec = Spec.of(model)
         self._resident: dict[Version, Predictor] = {}
         self._labels: dict[str, int] = {}
+        self.requested: frozenset[int] = frozenset()  # versions that requests are routed to, kept like labelled ones
         self._served: Predictor | None = None
-        self._history: list[Version] = []  # what was served, the last one now; each once
-        self._loading = threading.Lock()  # one at a time loads; the head goes on meanwhile
-        self._flipping = threading.Lock()  # held for moments; readers need none
-        self._alive = WeakValueDictionary[Version, Predictor]()  # versions: nothing changes them
+        self._history: list[Version] = []  # what was served, the current one last; each once
+        self._loading = threading.Lock()  # one load at a time; the head is followed meanwhile
+        self._flipping = threading.Lock()  # held briefly; readers do not need it
+        self._alive = WeakValueDictionary[Version, Predictor]()  # versions, which are immutable
         self._hold = hold
         self._resident_changed = resident_changed
         self._listeners: list[Callable[[], object]] = []
 
     @property
     def served(self) -> Predictor | None:
-        """What answers requests that name no version; None: nothing is loaded yet."""
+        """The predictor of requests that name no version; None: nothing is loaded yet."""
         return self._served
 
     @property
     def served_version(self) -> Version | None:
-        """Of `served`."""
+        """The version of `served`."""
         history = self._history
         return history[-1] if history else None
 
     @property
     def history(self) -> list[Version]:
-        """What has been served and is still loaded, what is served now last."""
+        """Versions that were served and are still loaded, the current one last."""
         return list(self._history)
 
     @property
     def resident(self) -> dict[Version, Predictor]:
-        """What is loaded."""
+        """The loaded predictors, by version."""
         return dict(self._resident)
 
     @property
@@ -114,22 +108,22 @@ class Registry:
         return self._resident.get(HEAD if label == HEAD else self._labels.get(label, -1))
 
     def listen(self, changed: Callable[[], object]) -> None:
-        """Has `changed` called, by any thread, whenever other publications are loaded or served."""
+        """Calls `changed`, in any thread, whenever other publications are loaded or served."""
         self._listeners.append(changed)
 
     def unlisten(self, changed: Callable[[], object]) -> None:
-        """Ends what `listen` began."""
+        """Removes a listener."""
         self._listeners.remove(changed)
 
     def prepare(self, version: Version, origin: Origin | None = None) -> Predictor:
-        """Loads, checks and warms a version, or the head, beside what is served; at once if it is loaded already.
+        """Loads, checks and warms a version, or the head, without serving it; immediate if it is loaded already.
 
         Args:
             version: number, or "head".
             origin: where to load it from, if not the registry's.
 
         Raises:
-            OriginUnavailable: it must be loaded and the origin does not answer.
+            OriginUnavailable: the origin does not answer.
             PublicationMissing: there is no such version.
             PublicationMismatch, PublicationCorrupt: it cannot be served.
         """
@@ -140,25 +134,25 @@ class Registry:
             return found or self._load(version, origin or self.origin)
 
     def serve(self, version: Version, predictor: Predictor, kind: Kind = "promote") -> Publication:
-        """Serves what `prepare` gave, from now on."""
+        """Serves a predictor from `prepare`."""
         with self._flipping:
             publication = self._flip(version, predictor, kind)
         self._changed()
         return publication
 
     def promote(self, version: Version, origin: Origin | None = None) -> Publication:
-        """Serves a version, or the head; it is loaded first if it is not yet.
+        """Serves a version, or the head; loads it first if necessary.
 
         Raises:
-            OriginUnavailable, PublicationError: as for `prepare`. What was served, still is.
+            OriginUnavailable, PublicationError: as for `prepare`. What is served stays the same.
         """
         return self.serve(version, self.prepare(version, origin))
 
     def rollback(self) -> Publication:
-        """Serves again what was served before; it is still loaded.
+        """Serves the previous version, which is still loaded.
 
         Raises:
-            NothingBefore: nothing else that was served is loaded.
+            NothingBefore: none is loaded.
         """
         with self._flipping:
             if len(self._history) < 2:
@@ -169,7 +163,7 @@ class Registry:
         return publication
 
     def keep(self, version: int) -> None:
-        """Loads a version, to be asked for by its number or label.
+        """Loads a version for requests by its number or label.
 
         Raises:
             OriginUnavailable, PublicationError: as for `prepare`.
@@ -184,7 +178,7 @@ class Registry:
         before, predictor = self._served, self._resident.get(version, predictor)
         others = [one for one in self._history if one != version]
         if kind == "rollback" and before is not None and before is not predictor:
-            others.insert(0, others.pop())  # to roll back again leads further back
+            others.insert(0, others.pop())  # rolling back again goes further back
         self._resident = {**self._resident, version: predictor}
         self._served, self._history = predictor, [*others, version]
         self._drop_oldest()
@@ -194,7 +188,7 @@ class Registry:
         return predictor.publication
 
     def reload_head(self, origin: Origin) -> None:
-        """Loads the head anew, beside the one that is loaded, and puts it in its place.
+        """Loads the head again, and replaces the loaded one by it.
 
         Raises:
             OriginUnavailable, PublicationError: as for `promote`.
@@ -206,30 +200,32 @@ class Registry:
                 if self.served_version == HEAD:
                     self._served = head
         self.swaps["reload"] += 1
-        logger.info("loaded the head anew (publication %d)", head.publication.number)
+        logger.info("reloaded the head (publication %d)", head.publication.number)
         self._changed()
 
     def follow_head(self, seconds: float) -> None:
-        """Applies what has been published since, and waits for the first for at most so long.
+        """Applies what has been published since, waiting for at most `seconds` for the first step.
 
-        One thread at a time may do so.
+        Called by one thread at a time.
 
         Raises:
             OriginUnavailable: the origin does not answer.
-            PublicationError: the head can only be loaded anew.
+            PublicationError: the head must be reloaded.
         """
         head = self._resident[HEAD]
+        if head.loaded.fault:
+            raise PublicationCorrupt(head.loaded.fault)
         for step in self.origin.follow(head.publication, seconds):
             with self._counting_refusals():
                 self._check(step.publication)
                 if step.publication.run != head.publication.run:
-                    raise PublicationCorrupt(f"the head goes on with another run, {step.publication.run!r}")
+                    raise PublicationCorrupt(f"the head continues with another run, {step.publication.run!r}")
                 head.apply(step)
             self.swaps["step"] += 1
             self._changed()
 
     def refresh_labels(self) -> dict[str, int]:
-        """Asks the origin for the version of each label.
+        """Reads the version of each label from the origin.
 
         Raises:
             OriginUnavailable: the origin does not answer.
@@ -246,7 +242,7 @@ class Registry:
             self._check(publication)
             with contextlib.nullcontext() if version == HEAD else self._hold(version):
                 predictor = Predictor.load(
-                    self.model, self._graph, origin, publication, str(version), cache_bytes=self._cache_bytes
+                    self.model, self.graph, origin, publication, str(version), cache_bytes=self._cache_bytes
                 )
             if version != HEAD:
                 self._alive[version] = predictor
@@ -258,26 +254,24 @@ class Registry:
             yield
         except (PublicationCorrupt, PublicationMismatch) as exc:
             self.refused += 1
-            if self._seldom.due() or str(exc) != self._told:  # it is tried again and again
-                logger.error("refused: %s", exc)
-                self._told = str(exc)
+            if self._throttle.allow() or str(exc) != self._logged:  # it is retried again and again
+                logger.error("publication refused: %s", exc)
+                self._logged = str(exc)
             raise
         except ConfigError as exc:
             self.refused += 1
             raise PublicationCorrupt(f"a publication has no usable spec: {exc}") from exc
 
     def _check(self, publication: Publication) -> None:
-        """Refuses what is of another model: its rows and weights would mean something else."""
+        """Raises PublicationMismatch for another model: its rows and weights would mean something else."""
         if differing := self._spec.differing(Spec.from_json(publication.spec)):
             name = "the head" if publication.version is None else f"version {publication.version}"
-            raise PublicationMismatch(
-                f"{name} is of another model: its {', '.join(differing)} differ from what is served"
-            )
+            raise PublicationMismatch(f"{name} is of another model: different {', '.join(differing)}")
 
     def _drop_oldest(self) -> None:
-        """Forgets versions beyond the limit, but never what is served."""
+        """Drops versions beyond the limit, but never the one that is served."""
         served = self.served_version
-        labelled = set(self._labels.values())
+        labelled = {*self._labels.values(), *self.requested}
         order = [one for one in self._resident if one not in self._history] + self._history
         versions = [one for one in order if one not in (HEAD, served)]
         versions.sort(key=lambda one: one in labelled)  # stable: those without a label go first
@@ -286,7 +280,7 @@ class Registry:
             self._resident = {kept: predictor for kept, predictor in self._resident.items() if kept != one}
             self._history = [kept for kept in self._history if kept != one]
             logger.info("dropped version %s", one)
-        self._resident_changed(frozenset(one for one in self._resident if one != HEAD))
+        self._resident_changed(frozenset(0 if one == HEAD else one for one in self._resident))
 
     def _changed(self) -> None:
         for listener in [*self._listeners]:

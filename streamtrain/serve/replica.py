@@ -15,30 +15,27 @@ from numpy.typing import NDArray
 
 from streamtrain._core import Plan, Table
 from streamtrain.errors import PublicationCorrupt
-from streamtrain.serve.loaded import Checksums, Shape, TableSum, View, name_of, parts_of, put
-from streamtrain.store.origin import Floats, Publication, RowChange, Step, Weights
-from streamtrain.store.redis_codec import Codec, checksums
+from streamtrain.serve.row_store import Checksums, PublicationSchema, TableSum, View, describe, load_rows, split_rows
+from streamtrain.store.publication import Floats, Publication, PublicationStep, RowChange, Weights
+from streamtrain.store.redis.codec import Codec, checksums
 
 _SUMMED_IDS = 1 << 16
 
 
 class Replica:
-    """All rows and weights of a publication; see Loaded. One thread at a time may load or apply.
+    """A `RowStore` with all rows of a publication. One thread at a time may load or apply.
 
     Args:
         publication: that is going to be loaded.
         tables: names of the tables, in the order of the plans.
-        convert: makes of weights what readers get.
-
-    Attributes:
-        publication: what is in it.
+        convert: converts weights to what readers get.
 
     Raises:
         PublicationCorrupt: its spec cannot be used.
     """
 
     def __init__(self, publication: Publication, tables: list[str], convert: Callable[[Weights], Any]) -> None:
-        self._shape = Shape(publication)
+        self._shape = PublicationSchema(publication)
         self._tables = {name: self._shape.table(name) for name in tables}
         self._convert = convert
         self.publication = publication
@@ -48,47 +45,47 @@ class Replica:
         self._stepping = threading.Lock()  # held by who applies a step, and by who must not see one half applied
 
     @property
+    def fault(self) -> str:
+        return ""
+
+    @property
     def rows(self) -> dict[str, int]:
-        """See Loaded."""
         return {name: len(table) for name, table in self._tables.items()}
 
     @property
     def nbytes(self) -> int:
-        """See Loaded."""
         return sum(table.nbytes for table in self._tables.values())
 
     @property
     def lookups(self) -> Mapping[tuple[str, str], int]:
-        """See Loaded. There are none."""
         return {}
 
     def take(self, change: RowChange) -> None:
-        """Takes rows of the first publication, before it is read by anybody.
+        """Loads rows of the first publication, before anything reads it.
 
         Raises:
-            PublicationCorrupt: rows are not finite, or do not fit their table.
+            PublicationCorrupt: rows are not finite, or do not match their table.
         """
         self._shape.check(change)
-        put(self._tables[change.table], change.keys, change.rows)
+        load_rows(self._tables[change.table], change.keys, change.rows)
         self._tables[change.table].remove(change.gone)
 
     def complete(self, publication: Publication, weights: Weights) -> None:
-        """Takes the weights of the first publication, once all of its rows are there.
+        """Loads the weights of the first publication, after all of its rows.
 
         Raises:
-            PublicationCorrupt: weights are not finite or too few, or there are not as many rows as it says.
+            PublicationCorrupt: weights are not finite or too few, or the number of rows is not the expected one.
         """
         tensors = self._checked(publication, weights)
         for name, count in self.rows.items():
             if count != publication.rows.get(name, 0):
                 raise PublicationCorrupt(
-                    f"{name_of(publication)} says that table {name!r} has {publication.rows.get(name, 0)} rows, "
-                    f"but {count} came"
+                    f"{describe(publication)}: table {name!r} should have {publication.rows.get(name, 0)} rows, "
+                    f"but {count} were loaded"
                 )
         self.publication, self._tensors = publication, tensors
 
-    def apply(self, step: Step) -> None:
-        """See Loaded."""
+    def apply(self, step: PublicationStep) -> None:
         tensors = self._checked(step.publication, step.weights)
         for change in step.changes:
             self._shape.check(change)
@@ -99,21 +96,17 @@ class Replica:
                 self.publication, self._tensors, self._aside = step.publication, tensors, {}
 
     def read(self, plans: list[Plan]) -> View:
-        """See Loaded. Nothing raises."""
         with self._lock:
             return View(self.publication, self._tensors, [self._rows(plan) for plan in plans])
 
     def read_at_once(self, plans: list[Plan]) -> View:
-        """See Loaded: what `read` gives."""
         return self.read(plans)
 
     def found(self, plan: Plan) -> dict[str, tuple[int, int]]:
-        """See Loaded."""
         keys = {name: plan.keys(t) for t, name in enumerate(self._tables)}
         return {name: (int(self._tables[name].lookup(of)[0].sum()), len(of)) for name, of in keys.items()}
 
     def checksums(self) -> Checksums:
-        """See Loaded."""
         with self._stepping:
             return Checksums(self.publication, {name: _sum_of(table) for name, table in self._tables.items()})
 
@@ -133,11 +126,11 @@ class Replica:
         table = self._tables[change.table]
         with self._lock:
             aside = self._aside.setdefault(change.table, self._shape.table(change.table))
-        for keys, rows in parts_of(change.keys, change.rows):
+        for keys, rows in split_rows(change.keys, change.rows):
             with self._lock:
                 _put_aside(aside, table, keys)
-                put(table, keys, rows)
-        for (keys,) in parts_of(change.gone):
+                load_rows(table, keys, rows)
+        for (keys,) in split_rows(change.gone):
             with self._lock:
                 _put_aside(aside, table, keys)
                 table.remove(keys)
@@ -158,6 +151,6 @@ def _sum_of(table: Table) -> TableSum:
 
 
 def _put_aside(aside: Table, table: Table, keys: NDArray[np.uint64]) -> None:
-    """Keeps what keys read now, be it their birth value; the first time counts, should one come twice in a step."""
+    """Keeps what keys read now, row or initial value; if a step has a key twice, the first time counts."""
     new = keys[~aside.lookup(keys)[0]]
-    put(aside, new, table.pull(new))
+    load_rows(aside, new, table.pull(new))

@@ -1,49 +1,40 @@
-"""Watchdog: looks at what is predicted, and has something else served when what is served turns out to be bad."""
+"""Watchdog: predicts samples of the stream with what is served, and rolls back when the predictions are bad."""
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import PublicationError
-from streamtrain.serve.predictor import Predicted
+from streamtrain.logs import LogThrottle
+from streamtrain.model.batch import Batch
+from streamtrain.model.probes import decode_probes
+from streamtrain.serve.predictor import Predictor
 from streamtrain.serve.registry import HEAD, Version
 from streamtrain.serve.selection import Selection
+from streamtrain.settings.groups import WatchdogSettings
+from streamtrain.store.publication import Floats, ProbedOrigin
 
 logger = logging.getLogger(__name__)
 
 Reason = Literal["non_finite", "mean"]
+Means = NDArray[np.float64]  # [L]
 WHO = "watchdog"
 
-
-@dataclass(frozen=True)
-class Watch:
-    """When what is served counts as bad.
-
-    Attributes:
-        non_finite: share of predictions that are NaN or infinite, above which; 1: never.
-        mean_factor: by which the mean of the predictions may differ from what it was before; None: it is not looked at.
-        predictions: over so many both are taken.
-        window: seconds after a change for which a version is watched; the head changes all the time.
-    """
-
-    non_finite: float = 0.5
-    mean_factor: float | None = None
-    predictions: int = 1000
-    window: float = 600.0
+_RENEW_SECONDS = 10.0  # between reads of newer probes
+_LOG_SECONDS = 60.0
 
 
-class Fault(NamedTuple):
-    """What is bad about a version, or the head.
+class Anomaly(NamedTuple):
+    """Why a version, or the head, is bad.
 
     Attributes:
-        version: which.
+        version: number, or "head".
         reason: for the metrics.
-        text: a sentence.
+        text: as a sentence.
     """
 
     version: Version
@@ -52,109 +43,191 @@ class Fault(NamedTuple):
 
 
 class Watchdog:
-    """Takes predictions in blocks, and compares each with the last good block of what was served before.
+    """Predicts probes with what is served, and compares the predictions with those of what was served before.
 
-    A version is left at most once: who has it served again, wants it. One that was published before what was served is
-    not watched: to go back is the way out, and is not to lead further. `observe` is called from one event loop.
+    Probes are samples of the stream (model/probes.py). Requests are not used: inputs for which a good version has no
+    finite prediction are easy to find, and clients must not be able to cause a rollback.
+
+    A version is rolled back at most once; promoting it again is taken as intent. A version older than the one served
+    before is not watched, as going back is the way out. Means are compared on the same probes, so new ones are read
+    only after a good check of the head. `check` is called by one thread.
 
     Args:
         selection: of what is served.
-        watch: what is watched for.
-        labels: names of the predictions' columns.
-        now: seconds of a clock that never goes back.
+        policy: when what is served counts as bad.
+        now: seconds of a monotonic clock.
 
     Attributes:
-        rollbacks: how often it had something else served, by reason.
+        rollbacks: number of rollbacks, by reason.
+        probes: number of samples in the last check; 0: there was none.
     """
 
     def __init__(
-        self, selection: Selection, watch: Watch, labels: list[str], now: Callable[[], float] = time.monotonic
+        self, selection: Selection, policy: WatchdogSettings, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.rollbacks: dict[Reason, int] = {"non_finite": 0, "mean": 0}
-        self._selection, self._watch, self._labels, self._now = selection, watch, labels, now
-        self._left: set[Version] = set()
+        self.probes = 0
+        self._selection, self._registry, self._policy, self._now = selection, selection.registry, policy, now
+        self._labels = [label.name for label in self._registry.model.labels]
+        self._demoted: set[Version] = set()
         self._version: Version | None = None
-        self._number = 0  # of the publication that predicted last
+        self._number = 0  # of the publication checked last
         self._is_back = False
         self._since = now()
-        self._usual: NDArray[np.float64] | None = None  # means [L] of the block to compare with
-        self._good: NDArray[np.float64] | None = None  # means [L] of the last good block of what is served now
-        self._clear()
+        self._batch: Batch | None = None
+        self._usual: Means | None = None  # mean predictions of the probes, by what was served before
+        self._good: Means | None = None  # by what is served now
+        self._taken = now()
+        self._seen: tuple[Version, int] | None = None  # checked and found good
+        self._seldom = LogThrottle(_LOG_SECONDS, now)
 
-    def observe(self, version: Version, predicted: Predicted, is_finite: bool) -> Fault | None:
-        """Takes predictions of what is served; a fault, if one shows.
+    def check(self) -> Anomaly | None:
+        """Checks what is served, if it has changed, and rolls back if it is bad; returns why.
+
+        Blocks on Redis, or on loading a version.
+
+        Raises:
+            OriginUnavailable, PublicationError: it cannot be checked now.
+        """
+        served = self._registry.served
+        if served is None:
+            return None
+        version: Version = HEAD if served.name == HEAD else int(served.name)
+        if self._batch is None:
+            self._renew()
+        if self._batch is None or self._seen == (version, served.publication.number):
+            return None
+        publication = served.publication
+        predictions, failure = self._try(served, self._batch)
+        means = {label: one.get("label_mean") for label, one in publication.metrics.items()}
+        fault = self.judge(version, publication.number, predictions, means, failure)
+        if fault is None:
+            self._seen = version, publication.number
+            if version == HEAD:
+                self._renew_after(served)
+        elif fault.reason == "non_finite" and self._are_others_bad(served, self._batch):
+            if self._seldom.allow():
+                logger.error("%s, but no other loaded publication predicts them either: no rollback", fault.text)
+        elif self.react(fault) and version != HEAD:
+            self._seen = version, publication.number  # should it be served again, that is intent
+        return fault
+
+    def judge(
+        self,
+        version: Version,
+        number: int,
+        predictions: Floats,
+        label_means: Mapping[str, float | None],
+        failure: str = "",
+    ) -> Anomaly | None:
+        """Judges predictions of the probes by what is served.
 
         Args:
             version: that is served.
-            predicted: with predictions float32 [n, L].
-            is_finite: whether all of them are.
+            number: of its publication.
+            predictions: float32 [n, L].
+            label_means: of the publication's window, for what has nothing before it.
+            failure: why there are no predictions; they are all NaN then.
         """
         if version != self._version:
-            self._begin(version, predicted.publication.number)
-        self._number = predicted.publication.number
-        predictions = predicted.predictions
-        self._count += len(predictions)
-        if not is_finite:
-            finite = np.isfinite(predictions).all(axis=1)
-            self._bad += len(predictions) - int(np.count_nonzero(finite))
-            predictions = predictions[finite]
-        if self._watch.mean_factor is not None:
-            self._sums += predictions.sum(0, np.float64)
-        return self._end_block(version, predicted) if self._count >= self._watch.predictions else None
+            self._begin(version, number)
+        self._number = number
+        finite = np.isfinite(predictions).all(axis=1)
+        count = self.probes = len(predictions)
+        bad = count - int(np.count_nonzero(finite))
+        means = predictions[finite].mean(0, np.float64) if bad < count else np.zeros(len(self._labels))
+        if self._is_watched(version):
+            name = "the head" if version == HEAD else f"version {version}"
+            if bad > self._policy.non_finite * count:
+                why = failure or f"{bad} of {count} predictions are not finite"
+                return Anomaly(version, "non_finite", f"{name} fails on samples of the stream: {why}")
+            if shifted := self._shifted(means, count, label_means):
+                return Anomaly(
+                    version, "mean", f"predictions of {name} for samples of the stream have shifted: {shifted}"
+                )
+        if bad < count:
+            self._good = means
+            if version == HEAD:
+                self._usual = means
+        return None
 
-    def react(self, fault: Fault) -> None:
-        """Has something else served, if there is anything; takes as long as Redis, or a load, does."""
-        if fault.version in self._left:
-            return
+    def react(self, fault: Anomaly) -> bool:
+        """Rolls back; False: there is nothing to roll back to, and it is to be retried.
+
+        Blocks on Redis, or on loading a version.
+        """
+        if fault.version in self._demoted:
+            return True
         try:
-            served = self._selection.leave(fault.version, self._left, WHO, fault.text)
-        except PublicationError as exc:
-            logger.error("%s, but nothing else can be served: %s", fault.text, exc)  # tried again with the next block
-            return
+            served = self._selection.demote(fault.version, self._demoted, WHO, fault.text)
+        except PublicationError as exc:  # retried with the next check
+            if self._seldom.allow():
+                logger.error("%s, but nothing else can be served: %s", fault.text, exc)
+            return False
         if served is None:
-            return
+            return True
         self.rollbacks[fault.reason] += 1
         logger.error("%s: rolled back to %s", fault.text, HEAD if served.version is None else served.version)
         if fault.version != HEAD:
-            self._left.add(fault.version)
+            self._demoted.add(fault.version)
+        return True
 
     def _begin(self, version: Version, number: int) -> None:
         self._is_back = version != HEAD and number < self._number
         self._version, self._since = version, self._now()
         self._usual = self._usual if self._good is None else self._good
         self._good = None
-        self._clear()
 
-    def _clear(self) -> None:
-        self._count = self._bad = 0
-        self._sums = np.zeros(len(self._labels))
+    def _is_watched(self, version: Version) -> bool:
+        return not self._is_back and (version == HEAD or self._now() - self._since <= self._policy.window)
 
-    def _end_block(self, version: Version, predicted: Predicted) -> Fault | None:
-        count, bad = self._count, self._bad
-        means = self._sums / max(1, count - bad)
-        self._clear()
-        fault: Fault | None = None
-        is_watched = version == HEAD or self._now() - self._since <= self._watch.window
-        if is_watched and not self._is_back:
-            name = "the head" if version == HEAD else f"version {version}"
-            if bad > self._watch.non_finite * count:
-                fault = Fault(version, "non_finite", f"{bad} of {count} predictions of {name} are not finite")
-            elif shifted := self._shifted(means, predicted):
-                fault = Fault(version, "mean", f"predictions of {name} have moved: {shifted}")
-        if fault is None and bad < count:
-            self._good = means
-            if version == HEAD:
-                self._usual = means
-        return fault
+    def _renew(self) -> None:
+        """Reads the current probes, if there are any."""
+        self._taken = self._now()
+        origin = self._registry.origin
+        if not isinstance(origin, ProbedOrigin):
+            return
+        found = decode_probes(self._registry.model.schema, origin.probes(), self._policy.predictions)
+        self._batch = found or self._batch
 
-    def _shifted(self, means: NDArray[np.float64], predicted: Predicted) -> str:
-        """Which mean is too far from what is usual; of means that are not above 0 no factor can be said."""
-        factor = self._watch.mean_factor
+    def _renew_after(self, served: Predictor) -> None:
+        """Reads newer probes; the head, just found good, sets their usual means."""
+        if self._now() - self._taken < _RENEW_SECONDS:
+            return
+        before = self._batch
+        self._renew()
+        assert self._batch is not None
+        predictions, _ = self._try(served, self._batch)
+        finite = np.isfinite(predictions).all(axis=1)
+        if 2 * np.count_nonzero(finite) < len(predictions):
+            self._batch = before
+            return
+        self._good = self._usual = predictions[finite].mean(0, np.float64)
+
+    def _try(self, predictor: Predictor, batch: Batch) -> tuple[Floats, str]:
+        """Predictions float32 [n, L], and why they are all NaN, or ""."""
+        own = Predictor(self._registry.model, self._registry.graph, predictor.loaded, predictor.name)
+        try:
+            return own.predict(batch), ""
+        except PublicationError:  # its rows cannot be looked up
+            raise
+        except Exception as exc:  # any error: requests run into it as well
+            return np.full((len(batch), len(self._labels)), np.nan, np.float32), f"{type(exc).__name__}: {exc}"
+
+    def _are_others_bad(self, served: Predictor, batch: Batch) -> bool:
+        """Whether all other loaded publications fail, too: then the probes, or this process, may be at fault."""
+        others = [one for one in self._registry.resident.values() if one is not served]
+        shares = [1 - float(np.isfinite(self._try(one, batch)[0]).all(axis=1).mean()) for one in others]
+        return bool(shares) and min(shares) > self._policy.non_finite
+
+    def _shifted(self, means: Means, count: int, label_means: Mapping[str, float | None]) -> str:
+        """Describes the first mean that has moved too far, or ""; there is no factor between means of 0 or below."""
+        factor = self._policy.mean_factor
         if factor is None:
             return ""
         for j, label in enumerate(self._labels):
             now = float(means[j])
-            learned = predicted.publication.metrics.get(label, {}).get("label_mean")
+            learned = label_means.get(label) if count >= self._policy.predictions else None
             usual = learned if self._usual is None else float(self._usual[j])
             if usual and min(now, usual) > 0 and max(now / usual, usual / now) > factor:
                 return f"the mean of {label} is {now:.4g}, after {usual:.4g}"

@@ -1,29 +1,34 @@
 """Files of samples: read in blocks, so that memory stays bounded whatever their size.
 
-They are JSON lines, CSV or Parquet; on disk, at any URL that fsspec knows, or standard input; compressed or not.
-docs/produce.md says how each becomes messages. Whatever reading raises becomes a ConfigError that names the file.
+They are JSON lines, CSV or Parquet, on disk or at any URL that fsspec knows; or JSON lines on standard input.
+docs/produce.md says how rows become messages. Whatever reading raises becomes a ConfigError that names the file.
 """
 
 import math
 import os
 import re
-import select
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from itertools import chain
 from typing import IO, Any, NamedTuple, TypeVar
 
 import fsspec
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from fsspec.core import get_compression
 from fsspec.implementations.local import LocalFileSystem
+from pyarrow import csv
 
+from streamtrain.address import redacted
 from streamtrain.errors import ConfigError
-from streamtrain.stream.files_arrow import Rows, csv_rows, parquet_rows
 
 Sample = tuple[bytes, float | None, bytes | None]
-"""A message, its event time in seconds since the epoch, and the key that decides about its partition."""
+"""A message, its event time in seconds since the epoch, and the key that decides its partition."""
 
 FORMATS = ("jsonl", "csv", "parquet")
 STDIN = "-"
@@ -32,35 +37,51 @@ T = TypeVar("T")
 
 _SUFFIXES = {"jsonl": "jsonl", "ndjson": "jsonl", "csv": "csv", "parquet": "parquet", "pq": "parquet"}
 _COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
-_BLOCK = 1 << 20  # bytes read at once
-_LONGEST = 16 << 20  # bytes of a line; a longer one is no message
+_BLOCK = 1 << 20  # bytes read at once; of CSV also the longest row
+_ROWS = 4096  # of Parquet converted at once
+_MAX_LINE = 16 << 20  # bytes
 _EARLIEST, _LATEST = -62_135_596_800, 253_402_300_800  # years 0001 to 9999, as in samples
+_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"  # as JSON has them: 007 is not one
+_BOOLEAN = r"^(true|false|True|False|TRUE|FALSE)$"
+_ESCAPED = r'["\\\x00-\x1f]'
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 class Block(NamedTuple):
     """Samples that follow each other.
 
     Attributes:
-        samples: in order of the file.
-        share: of the file that is read after these, 0 to 1; None: unknown.
+        samples: samples in the order of the file.
+        share: share of the file that has been read after these, 0 to 1; None: unknown.
+        restarts: whether event time starts over, as the file is read again.
     """
 
     samples: list[Sample]
     share: float | None
+    restarts: bool = False
+
+
+class _Rows(NamedTuple):
+    """Messages that follow each other, with the values of the key's and the event time's fields, and `Block.share`."""
+
+    values: list[bytes]
+    keys: Sequence[Any] | None = None
+    times: Sequence[Any] | None = None
+    share: float | None = None
 
 
 class SampleFile:
-    """A file of samples.
+    """A file of samples, which one iteration at a time reads.
 
     Args:
         url: a path, a URL that fsspec knows, or "-", standard input.
-        format: one of `FORMATS`; None: as the name says, and JSON lines on standard input.
-        key: field whose value is the key of a message; None: they have none.
-        time: field with the event time, in seconds or ISO 8601; None: they have none.
+        format: one of `FORMATS`; None: by the file's name.
+        key: field whose value is the key of a message; None: messages have no key.
+        time: field with the event time, in seconds or ISO 8601; None: messages have no event time.
         text: columns of CSV and Parquet whose values are text, also where they look like numbers.
 
     Raises:
-        ConfigError: the name does not tell the format, or the arguments do not fit it.
+        ConfigError: the format does not follow from the name, or the arguments do not fit it.
     """
 
     def __init__(
@@ -73,133 +94,152 @@ class SampleFile:
         text: Collection[str] = (),
     ) -> None:
         self.url = url
-        self.name = "standard input" if url == STDIN else re.sub(r"//[^/@]*@", "//", url)
+        self.name = "standard input" if url == STDIN else redacted(url)
         self.format = format or self._format()
         self._key, self._time, self._text = key, time, frozenset(text)
+        self._blanks = array("q")  # by blank line, the number of samples before it
         if self.format not in FORMATS:
-            raise ConfigError(f"samples are {', '.join(FORMATS)}, not {self.format!r}")
+            raise ConfigError(f"the format of samples must be one of {', '.join(FORMATS)}, not {self.format!r}")
         if self._text and self.format == "jsonl":
-            raise ConfigError("columns can be declared text in CSV and Parquet only: JSON says itself what is text")
-        if url == STDIN and self.format == "parquet":
-            raise ConfigError("Parquet is not read from front to back, so it cannot come from standard input")
-        self._input = _Input() if url == STDIN else None
-
-    def close(self) -> None:
-        """Ends the waiting for standard input, which may never have more. May be called from any thread."""
-        if self._input:
-            self._input.end()
+            raise ConfigError("text columns can be named for CSV and Parquet only: JSON itself says what is text")
+        if url == STDIN and self.format != "jsonl":
+            raise ConfigError(f"standard input is read as JSON lines: write {self.format} to a file first")
 
     def _format(self) -> str:
         if self.url == STDIN:
             return "jsonl"
         suffix = _COMPRESSED.sub("", self.url.lower()).rpartition(".")[2]
         if suffix not in _SUFFIXES:
-            raise ConfigError(f"the name of {self.name} does not tell its format: say {', '.join(FORMATS)}")
+            raise ConfigError(f"cannot tell the format of {self.name} from its name: use --format {'|'.join(FORMATS)}")
         return _SUFFIXES[suffix]
 
     def blocks(self) -> Iterator[Block]:
         """All samples, once.
 
         Raises:
-            ConfigError: the file is missing, cut off, or not what its format says; the message says where.
+            ConfigError: the file is missing, cut off, or not of its format; the message says where.
         """
-        seen = 0
+        count = 0
+        self._blanks = array("q")
         try:
             with ExitStack() as stack:
                 for rows in filter(lambda rows: rows.values, self._rows(stack)):
-                    seen += len(rows.values)
-                    keys, times = _each(key_of, rows.keys, rows.values), _each(seconds_of, rows.times, rows.values)
+                    count += len(rows.values)
+                    keys, times = _each(parse_key, rows.keys, rows.values), _each(parse_time, rows.times, rows.values)
                     yield Block(list(zip(rows.values, times, keys, strict=True)), rows.share)
         except Exception as exc:  # decoders and the clients of object stores have errors of their own
-            place = f" after sample {seen:,}" if seen else ""
+            place = f" after sample {count:,}" if count else ""
             raise ConfigError(f"cannot read {self.name}{place}: {_reason(exc)}") from exc
 
-    def _rows(self, stack: ExitStack) -> Iterator[Rows]:
-        raw: Any = self._input or stack.enter_context(_open(self.url))
+    def messages(self) -> Iterator[bytes]:
+        """The messages of all samples, once; errors as `blocks`."""
+        return (message for block in self.blocks() for message, _, _ in block.samples)
+
+    def opened(self) -> Iterator[bytes]:
+        """As `messages`, but errors at the file's beginning are raised now.
+
+        Raises:
+            ConfigError: as `blocks`; or there are no samples.
+        """
+        messages = self.messages()
+        first = next(messages, None)
+        if first is None:
+            raise ConfigError(f"{self.name} has no samples")
+        return chain([first], messages)
+
+    def place(self, index: int) -> str:
+        """Where a sample that has been read stands in the file, such as "line 17", by its index from 0."""
+        if self.format != "jsonl":
+            return f"row {index + 1:,}"
+        return f"line {index + 1 + bisect_right(self._blanks, index):,}"
+
+    def _rows(self, stack: ExitStack) -> Iterator[_Rows]:
+        if self.url == STDIN:
+            yield from self._json_rows(lambda size: os.read(0, size), checked=False)
+            return
+        raw, stream = self._open(stack)
         size = getattr(raw, "size", None)
         if self.format == "parquet":
-            yield from parquet_rows(raw, self._key, self._time, self._text)
+            yield from _parquet_rows(raw, self._key, self._time, self._text)
             return
-        stream = _unpacked(raw, self.url, stack)
         if self.format == "csv":
-            found = csv_rows(stream, self._key, self._time, self._text)
+            with ExitStack() as header:
+                names = _csv_header(self._open(header)[1])
+            _check_columns(names, [self._key, self._time, *self._text])
+            rows = _csv_rows(stream, names, self._key, self._time, self._text)
         else:
-            found = json_rows(stream, self._key, self._time, checked=self.url != STDIN)
-        for rows in found:
-            yield rows._replace(share=min(1.0, raw.tell() / size) if size else None)
+            rows = self._json_rows(stream.read, checked=True)
+        for each in rows:
+            yield each._replace(share=min(1.0, raw.tell() / size) if size else None)
+
+    def _json_rows(self, read: Callable[[int], bytes], *, checked: bool) -> Iterator[_Rows]:
+        """Lines as they are, whether they are JSON or not, but blank ones.
+
+        Args:
+            read: reads up to a number of bytes.
+            checked: whether it is an error if none of the first lines has the fields of key and event time.
+        """
+        read_key, read_time = _field_reader(self._key), _field_reader(self._time)
+        count = 0
+        for lines in _lines(read):
+            values = [line for line in lines if line and not line.isspace()]
+            if len(values) < len(lines):
+                self._note_blanks(lines, count)
+            count += len(values)
+            rows = _Rows(values, read_key and [*map(read_key, values)], read_time and [*map(read_time, values)])
+            for name, column in ((self._key, rows.keys), (self._time, rows.times)):
+                if checked and column and all(value is None for value in column):
+                    raise ConfigError(f"none of the first {len(column):,} samples has a field {name!r}")
+            checked = checked and not values
+            yield rows
+
+    def _note_blanks(self, lines: list[bytes], count: int) -> None:
+        for line in lines:
+            if line and not line.isspace():
+                count += 1
+            else:
+                self._blanks.append(count)
+
+    def _open(self, stack: ExitStack) -> tuple[Any, Any]:
+        """The file as it is, and uncompressed."""
+        if re.search("::|://", self.url):
+            fs, path = fsspec.core.url_to_fs(self.url)
+            raw = stack.enter_context(fs.open(path, "rb"))
+        else:
+            raw = stack.enter_context(LocalFileSystem().open(self.url, "rb"))
+        if self.url.lower().endswith(".zst"):  # fsspec needs another package for it
+            return raw, stack.enter_context(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
+        kind = get_compression(self.url, "infer")
+        return raw, stack.enter_context(fsspec.compression.compr[kind](raw, mode="rb")) if kind else raw
 
 
-class _Input:
-    """Standard input, without a buffer, which would wait until it is full; `end` ends it early."""
-
-    def __init__(self) -> None:
-        self._ended, self._end = os.pipe()
-
-    def read(self, size: int) -> bytes:
-        ready, _, _ = select.select([0, self._ended], [], [])
-        return b"" if self._ended in ready else os.read(0, size)
-
-    def end(self) -> None:
-        os.write(self._end, b".")
-
-    def __del__(self) -> None:
-        os.close(self._ended)
-        os.close(self._end)
+def _each(convert: Callable[[Any], T | None], values: Sequence[Any] | None, messages: list[bytes]) -> list[T | None]:
+    return [None] * len(messages) if values is None else [convert(value) for value in values]
 
 
-def _open(url: str) -> Any:
-    if not re.search("::|://", url):
-        return LocalFileSystem().open(url, "rb")
-    fs, path = fsspec.core.url_to_fs(url)
-    return fs.open(path, "rb")
+def _reason(exc: Exception) -> str:
+    text = (isinstance(exc, OSError) and exc.strerror) or str(exc) or type(exc).__name__
+    return redacted(" ".join(text.split())[:500])
 
 
-def _unpacked(raw: Any, url: str, stack: ExitStack) -> Any:
-    if url.lower().endswith(".zst"):  # fsspec needs another package for it
-        return stack.enter_context(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
-    kind = get_compression(url, "infer")
-    return stack.enter_context(fsspec.compression.compr[kind](raw, mode="rb")) if kind else raw
+def _check_columns(names: list[str], wanted: list[str | None]) -> None:
+    for name in wanted:
+        if name is not None and name not in names:
+            raise ConfigError(f"missing column {name!r}; the columns are {', '.join(names)}")
 
 
-def _each(convert: Callable[[Any], T | None], found: Sequence[Any] | None, values: list[bytes]) -> list[T | None]:
-    return [None] * len(values) if found is None else [convert(one) for one in found]
-
-
-def json_rows(stream: IO[bytes], key: str | None, time: str | None, *, checked: bool) -> Iterator[Rows]:
-    """Lines as they are, whether they are JSON or not; those that are blank are left out.
-
-    Args:
-        stream: what to read.
-        key: field of the keys; None: there are none.
-        time: field of the event times; None: there are none.
-        checked: whether it is an error if none of the first lines has these fields.
-
-    Raises:
-        ConfigError: a line is far too long, or none of the first lines has a field.
-    """
-    read_key, read_time = _field(key), _field(time)
-    for lines in _lines(stream):
-        values = [line for line in lines if line and not line.isspace()]
-        rows = Rows(values, read_key and [*map(read_key, values)], read_time and [*map(read_time, values)])
-        for name, found in ((key, rows.keys), (time, rows.times)):
-            if checked and found and all(one is None for one in found):
-                raise ConfigError(f"none of the first {len(found):,} samples has a field {name!r}")
-        checked = checked and not values
-        yield rows
-
-
-def _lines(stream: IO[bytes]) -> Iterator[list[bytes]]:
+def _lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
     rest = b""
-    while chunk := stream.read(_BLOCK):
+    while chunk := read(_BLOCK):
         lines = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
         rest = lines.pop()
-        if len(rest) > _LONGEST:
-            raise ConfigError(f"a line has more than {_LONGEST:,} bytes: these are no JSON lines")
+        if len(rest) > _MAX_LINE:
+            raise ConfigError(f"a line has more than {_MAX_LINE:,} bytes: these are not JSON lines")
         yield lines
     yield [rest]
 
 
-def _field(name: str | None) -> Callable[[bytes], int | float | str | None] | None:
+def _field_reader(name: str | None) -> Callable[[bytes], int | float | str | None] | None:
     """Reads one field of a JSON message; None where it is missing, of another type, or the message is malformed."""
     if name is None:
         return None
@@ -214,15 +254,102 @@ def _field(name: str | None) -> Callable[[bytes], int | float | str | None] | No
             value: int | float | str | None = decode(message).value
             return value
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return None  # what is wrong with it is for those to say who learn from it
+            return None  # the worker that reads the message refuses it
 
     return read
 
 
-def key_of(value: Any) -> bytes | None:
-    """The key of a message by the value of a field: the text of an id, the same for 77 and "77"; None: it is no id.
+def _open_csv(stream: IO[bytes], **types: pa.DataType) -> csv.CSVStreamingReader:
+    return csv.open_csv(
+        pa.PythonFile(stream, "r"),
+        read_options=csv.ReadOptions(block_size=_BLOCK, use_threads=False),
+        parse_options=csv.ParseOptions(newlines_in_values=True),
+        convert_options=csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
+    )
 
-    >>> key_of(77)
+
+def _csv_header(stream: IO[bytes]) -> list[str]:
+    """The names of the columns.
+
+    Raises:
+        ConfigError: there are none, or one is repeated.
+    """
+    try:
+        with _open_csv(stream) as reader:
+            names: list[str] = reader.schema.names
+    except (pa.ArrowInvalid, UnicodeDecodeError) as exc:
+        raise ConfigError(f"the header, which should name the columns, cannot be read: {exc}") from exc
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
+        raise ConfigError(f"the header names {min(repeated)!r} more than once")
+    return names
+
+
+def _csv_rows(
+    stream: IO[bytes], names: list[str], key: str | None, time: str | None, text: Collection[str]
+) -> Iterator[_Rows]:
+    """Rows of CSV, each cell of which is judged by itself."""
+    try:
+        for batch in _open_csv(stream, **dict.fromkeys(names, pa.string())):
+            fields = [_csv_fields(name, batch.column(name), name in text) for name in names]
+            inner = pc.ascii_rtrim(pc.binary_join_element_wise(*fields, ""), ",")
+            values = pc.binary_join_element_wise("{", inner, "}", "").cast(pa.binary())
+            keys, times = (None if name is None else batch.column(name).to_pylist() for name in (key, time))
+            yield _Rows(values.to_numpy(zero_copy_only=False).tolist(), keys, times)
+    except pa.ArrowInvalid as exc:
+        if "straddling" in str(exc):
+            raise ConfigError(f"a row has more than {_BLOCK:,} bytes; a quote may not be closed") from exc
+        raise
+
+
+def _csv_fields(name: str, cells: pa.StringArray, is_text: bool) -> pa.StringArray:
+    """`"name":value,` for every cell, nothing for those that are empty."""
+    odd = pc.match_substring_regex(cells, _ESCAPED)
+    if pc.any(odd).as_py():
+        escaped = [_encode(cell)[1:-1].decode() for cell in cells.filter(odd).to_pylist()]
+        cells = pc.replace_with_mask(cells, pc.fill_null(odd, False), pa.array(escaped, pa.string()))
+    values = pc.binary_join_element_wise('"', cells, '"', "")
+    if not is_text:
+        values = pc.if_else(pc.match_substring_regex(cells, _NUMBER), cells, values)
+        values = pc.if_else(pc.match_substring_regex(cells, _BOOLEAN), pc.utf8_lower(cells), values)
+    return pc.fill_null(pc.binary_join_element_wise(_encode(name).decode() + ":", values, ",", ""), "")
+
+
+def _parquet_rows(stream: IO[bytes], key: str | None, time: str | None, text: Collection[str]) -> Iterator[_Rows]:
+    with pq.ParquetFile(stream, pre_buffer=False, buffer_size=_BLOCK) as file:
+        names, total, done = file.schema_arrow.names, file.metadata.num_rows, 0
+        _check_columns(names, [key, time, *text])
+        for batch in file.iter_batches(_ROWS):
+            columns = [
+                _parquet_column(name, column, name in text).to_pylist()
+                for name, column in zip(names, batch.columns, strict=True)
+            ]
+            values = [_encode(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+            by_name = dict(zip(names, columns, strict=True))
+            done += len(values)
+            yield _Rows(values, by_name.get(key or ""), by_name.get(time or ""), done / total)
+
+
+def _parquet_column(name: str, column: pa.Array, is_text: bool) -> pa.Array:
+    """Values as JSON is to have them."""
+    kind = column.type
+    try:
+        if is_text and pa.types.is_floating(kind):  # what pandas makes of integers with gaps
+            column = pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
+        if is_text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            return column.cast(pa.list_(pa.string()) if pa.types.is_nested(kind) else pa.string())
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            microseconds = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+            return pc.divide(microseconds.cast(pa.float64(), safe=False), 1e6)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        raise ConfigError(f"column {name!r}, of type {kind}, cannot be converted: {exc}") from exc
+    return column
+
+
+def parse_key(value: Any) -> bytes | None:
+    """The key of a message by the value of a field: the text of an id, the same for 77 and "77"; None: it is not an id.
+
+    >>> parse_key(77)
     b'77'
     """
     if isinstance(value, str):
@@ -230,37 +357,37 @@ def key_of(value: Any) -> bytes | None:
     return b"%d" % value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def seconds_of(value: Any) -> float | None:
-    """Seconds since the epoch by a number or ISO 8601 text, UTC where it says nothing; None: it is no time.
+def parse_time(value: Any) -> float | None:
+    """Seconds since the epoch by a number or ISO 8601 text, by default UTC; None: it is not a time.
 
-    >>> seconds_of("1970-01-01T00:01")
+    >>> parse_time("1970-01-01T00:01")
     60.0
     """
     try:
         seconds = float(value)
     except (TypeError, ValueError, OverflowError):
         try:
-            when = datetime.fromisoformat(value)
+            time = datetime.fromisoformat(value)
         except (TypeError, ValueError):
             return None
-        seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        seconds = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     return seconds if math.isfinite(seconds) and _EARLIEST <= seconds < _LATEST else None
 
 
-def limited(blocks: Iterable[Block], most: int) -> Iterator[Block]:
-    """The first `most` samples."""
+def limited(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
+    """The first `limit` samples."""
     for block in blocks:
-        yield block._replace(samples=block.samples[:most])
-        most -= len(block.samples)
-        if most <= 0:
+        yield block._replace(samples=block.samples[:limit])
+        limit -= len(block.samples)
+        if limit <= 0:
             return
 
 
 def repeated(file: SampleFile) -> Iterator[Block]:
-    """All samples again and again, with event times that go on: each round begins when the one before has ended.
+    """All samples again and again, until the file is empty; errors as `SampleFile.blocks`.
 
     Raises:
-        ConfigError: it is standard input; else as `SampleFile.blocks`.
+        ConfigError: it is standard input.
     """
     if file.url == STDIN:
         raise ConfigError("standard input cannot be repeated")
@@ -268,27 +395,9 @@ def repeated(file: SampleFile) -> Iterator[Block]:
 
 
 def _rounds(file: SampleFile) -> Iterator[Block]:
-    latest: float | None = None  # event time of the rounds before
     while True:
-        newest, shift, is_empty = latest, None, True
-        for samples, _ in file.blocks():
-            is_empty = False
-            times = [time for _, time, _ in samples if time is not None]
-            if times:
-                if shift is None:
-                    shift = 0.0 if latest is None else latest - times[0]
-                newest = max(times) + shift if newest is None else max(newest, max(times) + shift)
-            yield Block([_later(one, shift) for one in samples] if shift else samples, None)
-        if is_empty:
+        count = 0
+        for count, block in enumerate(file.blocks(), 1):
+            yield Block(block.samples, None, restarts=count == 1)
+        if not count:
             return
-        latest = newest
-
-
-def _later(sample: Sample, seconds: float) -> Sample:
-    value, time, key = sample
-    return value, None if time is None else time + seconds, key
-
-
-def _reason(exc: Exception) -> str:
-    text = (isinstance(exc, OSError) and exc.strerror) or str(exc) or type(exc).__name__
-    return " ".join(text.split())[:500]

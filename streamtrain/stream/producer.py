@@ -5,28 +5,100 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from streamtrain.errors import ConfigError, WriteFailed
+from streamtrain.stream.event_times import Shift
 from streamtrain.stream.files import Block, Sample
-from streamtrain.stream.pace import Pace
 from streamtrain.stream.source import Writer
 
 OnProgress = Callable[[int, float | None], None]
-"""Is told how many messages are handed over, and which share of the file that is, 0 to 1; None: unknown."""
+"""Called with the number of messages handed over, and the share of the file that is, 0 to 1; None: unknown."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_AHEAD = 2  # blocks that are read and not written
-_PIECE = 1024  # messages between two looks at whether to stop
-_REFRESH = 0.1  # seconds between two drawings
-_LOOK = 0.25  # seconds between two looks at how many messages are written
-_GRACE = 10.0  # seconds that what is queued has to be written once a signal has come
+_BLOCKS_AHEAD = 2  # that are read and not written
+_PIECE = 1024  # messages between two checks for a stop
+_POLL_SECONDS = 0.05  # between two checks for a stop while waiting
+_REFRESH_SECONDS = 0.1  # between two updates of the progress bar
+_FLUSH_SECONDS = 0.25  # between two checks of how many messages are written
+_GRACE_SECONDS = 10.0  # in which queued messages must be written once a signal has come
+
+
+class Pace(Protocol):
+    """When messages are due. For one run."""
+
+    def due(self, event_time: float | None) -> float:
+        """Seconds from the first message to the next one, which has this event time."""
+
+    def restart(self) -> None:
+        """Event time begins anew with the next message, which is due at once."""
+
+
+class Rate:
+    """Evenly spaced; catches up after a stall.
+
+    Args:
+        rate: messages per second.
+    """
+
+    def __init__(self, rate: float) -> None:
+        if not rate > 0:
+            raise ConfigError(f"a rate must be above 0 messages per second, not {rate:g}")
+        self._rate = rate
+        self._before = 0
+
+    def due(self, event_time: float | None) -> float:
+        self._before += 1
+        return (self._before - 1) / self._rate
+
+    def restart(self) -> None:
+        """A rate does not depend on event time."""
+
+
+class EventTime:
+    """As far apart as the events were; late ones, and those without a time, at once.
+
+    Args:
+        speed: seconds of event time that pass in a second.
+        max_gap: longest wait between two messages, in seconds.
+    """
+
+    def __init__(self, speed: float, max_gap: float) -> None:
+        if not speed > 0:
+            raise ConfigError(f"a speed must be above 0, not {speed:g}; 1 is as fast as it happened")
+        self._speed, self._max_gap = speed, max_gap
+        self._latest: float | None = None
+        self._due = 0.0
+
+    def due(self, event_time: float | None) -> float:
+        if event_time is not None and self._latest is None:
+            self._latest = event_time
+        elif event_time is not None and self._latest is not None and event_time > self._latest:
+            self._due += min((event_time - self._latest) / self._speed, self._max_gap)
+            self._latest = event_time
+        return self._due
+
+    def restart(self) -> None:
+        self._latest = None
+
+
+def make_pace(rate: float | None, speed: float | None, max_gap: float) -> Pace | None:
+    """The pace by a rate in messages per second, or by event time at a speed; None: as fast as possible.
+
+    Raises:
+        ConfigError: both are given, or one of them is not above 0.
+    """
+    if rate is not None and speed is not None:
+        raise ConfigError("a rate and a speed exclude each other: give one of --rate and --speed")
+    if speed is not None:
+        return EventTime(speed, max_gap)
+    return None if rate is None else Rate(rate)
 
 
 class Produced(NamedTuple):
@@ -34,8 +106,8 @@ class Produced(NamedTuple):
 
     Attributes:
         messages: number.
-        bytes: of their values.
-        seconds: from the start until the last was written.
+        bytes: total size of their values.
+        seconds: time from the start until the last was written.
     """
 
     messages: int
@@ -49,47 +121,34 @@ class Produced(NamedTuple):
 
 
 class Stop:
-    """A wish to end, and what it wakes.
-
-    Signal handlers may call `set`: it takes no lock that the code which they interrupt may hold, as `threading.Event`
-    does.
+    """A request to end. It is an attribute that is polled: a signal handler may not take the lock of an Event.
 
     Attributes:
-        wanted: whether there is the wish.
-        signal: number of the signal that brought it; None: none did.
+        requested: whether it was made.
+        signal: number of the signal that made it; None: none did.
     """
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.requested = False
         self.signal: int | None = None
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        self._bells: list[SimpleQueue[Any]] = [self._bell]
 
     def set(self) -> None:
-        """Wishes to end."""
-        self.wanted = True
-        for bell in self._bells:
-            bell.put(None)
+        """Requests to end."""
+        self.requested = True
 
-    def wakes(self, bell: SimpleQueue[Any]) -> None:
-        """Has `set` put None into a queue, also when it was called before."""
-        self._bells.append(bell)
-        if self.wanted:
-            bell.put(None)
-
-    def wait(self, seconds: float) -> None:
-        """Waits for so long, or until there is the wish."""
-        with suppress(Empty):
-            self._bell.get(timeout=seconds)
+    def wait_until(self, due: float) -> None:
+        """Waits until a time of the monotonic clock, or the request."""
+        while not self.requested and (left := due - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL_SECONDS))
 
     def listen(self) -> None:
-        """Takes SIGINT and SIGTERM for the wish; a second one ends the process as if nobody listened."""
+        """Has SIGINT and SIGTERM make the request; a second one ends the process as if nothing listened."""
         for number in _SIGNALS:
             signal.signal(number, self._signalled)
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
-        for one in _SIGNALS:
-            signal.signal(one, signal.SIG_DFL)
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
         self.signal = number
         self.set()
 
@@ -100,28 +159,32 @@ def produce(
     *,
     pace: Pace | None = None,
     stop: Stop | None = None,
+    shift: Shift | None = None,
     on_progress: OnProgress = lambda messages, share: None,
 ) -> Produced:
     """Writes samples in their order, by their keys, until all are written.
 
     Args:
         blocks: the samples; they are read in a thread of its own.
-        writer: where they go.
-        pace: when; None: as fast as they are taken.
+        writer: writer to the topic.
+        pace: when messages are due; None: as fast as the writer takes them.
+        shift: gives messages other event times as they are written; None: they stay.
         stop: ends it early; what is queued then has ten seconds to be written.
-        on_progress: is told how far it is.
+        on_progress: see `OnProgress`.
 
     Raises:
         ConfigError: reading fails; all that was read before is written, and the message says how many.
         WriteFailed: a message cannot be written; the message says how many are.
     """
     stop = stop or Stop()
-    started, run, schedule, unreadable = time.monotonic(), _Run(writer, on_progress), _Schedule(pace, stop), None
+    started, run, unreadable = time.monotonic(), _Run(writer, on_progress, shift), None
     try:
         try:
             with closing(_read_ahead(blocks, stop)) as ahead:
+                first: float | None = None
                 for block in ahead:
-                    run.write(block, schedule.pieces(block.samples))
+                    first = time.monotonic() if first is None else first
+                    run.write(block, _pieces(block, stop) if pace is None else _paced(block, pace, first, stop))
         except ConfigError as exc:
             unreadable = exc
         run.finish(stop)
@@ -135,113 +198,118 @@ def produce(
 class _Run:
     """What is handed over to a writer, and how many of it are known to be written."""
 
-    def __init__(self, writer: Writer, on_progress: OnProgress) -> None:
-        self._writer, self._on_progress = writer, on_progress
+    def __init__(self, writer: Writer, on_progress: OnProgress, shift: Shift | None) -> None:
+        self._writer, self._on_progress, self._shift = writer, on_progress, shift
         self.messages = self.bytes = self.written = 0
         self._share = 0.0
-        self._looked = time.monotonic()
+        self._flushed = time.monotonic()
 
     def write(self, block: Block, pieces: Iterable[list[Sample]]) -> None:
         before, first, write = self._share, self.messages, self._writer.write
         for piece in pieces:
-            for value, _, key in piece:
+            for sample, _, key in piece:
+                value = sample if self._shift is None else self._shift(sample)
                 write(value, key=key)
                 self.messages += 1
                 self.bytes += len(value)
             if block.share is not None:
                 self._share = before + (block.share - before) * (self.messages - first) / len(block.samples)
             self._on_progress(self.messages, self._share or None)
-            if time.monotonic() - self._looked >= _LOOK:
-                self._look(0)
+            if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
+                self._flush(0)
 
     def finish(self, stop: Stop) -> None:
         """Returns once all is written."""
         deadline = None
-        while left := self._look(_LOOK):
-            if stop.wanted and deadline is None:
-                deadline = time.monotonic() + _GRACE
+        while left := self._flush(_FLUSH_SECONDS):
+            if stop.requested and deadline is None:
+                deadline = time.monotonic() + _GRACE_SECONDS
             if deadline is not None and time.monotonic() > deadline:
-                raise WriteFailed(f"{left:,} messages could not be written within {_GRACE:g} s of the signal")
+                raise WriteFailed(f"{left:,} messages were not written within {_GRACE_SECONDS:g} s of the signal")
 
     def rescue(self) -> str:
-        """Has what is queued written after a failure, if that can be; says what became of the messages before it."""
-        known, deadline = self.written, time.monotonic() + _GRACE
+        """Flushes what is queued after a failure, if possible; says what became of the messages before it."""
+        known, deadline = self.written, time.monotonic() + _GRACE_SECONDS
         with suppress(WriteFailed):
-            while self._look(_LOOK) and time.monotonic() < deadline:
+            while self._flush(_FLUSH_SECONDS) and time.monotonic() < deadline:
                 pass
             if self.written == self.messages:
-                return f"the {self.messages:,} messages before it are written, but for any that failed likewise"
+                return f"the {self.messages:,} messages before it are written, except any that failed likewise"
         return f"of the {self.messages:,} messages before it at least {known:,} are written"
 
-    def _look(self, seconds: float) -> int:
+    def _flush(self, seconds: float) -> int:
         left = self._writer.flush(seconds)
         self.written = self.messages - left
-        self._looked = time.monotonic()
+        self._flushed = time.monotonic()
         return left
 
 
 def _read_ahead(blocks: Iterable[Block], stop: Stop) -> Generator[Block]:
-    """The same blocks, read in another thread, until there is a wish to stop."""
-    ready: SimpleQueue[Block | Exception | None] = SimpleQueue()
-    room = threading.Semaphore(_AHEAD)
-    ended = threading.Event()
+    """The same blocks, read in another thread, until a stop is requested."""
+    ready: Queue[Block | Exception | None] = Queue(_BLOCKS_AHEAD)
+    closed = threading.Event()
 
     def read() -> None:
         try:
             for block in blocks:
                 ready.put(block)
-                room.acquire()
-                if ended.is_set():
+                if closed.is_set():
                     return
             ready.put(None)
         except Exception as exc:
             ready.put(exc)
 
-    stop.wakes(ready)
-    thread = threading.Thread(target=read, name="read-ahead")
+    # A daemon, and not joined for long: standard input may be silent for ever.
+    thread = threading.Thread(target=read, name="read-ahead", daemon=True)
     thread.start()
     try:
-        while (block := ready.get()) is not None and not stop.wanted:
+        while not stop.requested:
+            try:
+                block = ready.get(timeout=_POLL_SECONDS)
+            except Empty:
+                continue
+            if block is None:
+                return
             if isinstance(block, Exception):
                 raise block
             yield block
-            room.release()
     finally:
-        ended.set()
-        room.release()
-        thread.join(_LOOK)  # not for longer: a file may be slow, and standard input silent
+        closed.set()
+        while not ready.empty():
+            ready.get()
+        thread.join(_FLUSH_SECONDS if stop.requested else _GRACE_SECONDS)
 
 
-class _Schedule:
-    """Cuts samples into pieces that are due, and waits for each."""
+def _pieces(block: Block, stop: Stop) -> Iterator[list[Sample]]:
+    """Cuts a block, until a stop is requested."""
+    for start in range(0, len(block.samples), _PIECE):
+        if stop.requested:
+            return
+        yield block.samples[start : start + _PIECE]
 
-    def __init__(self, pace: Pace | None, stop: Stop) -> None:
-        self._pace, self._stop = pace, stop
-        self._started: float | None = None
 
-    def pieces(self, samples: list[Sample]) -> Iterator[list[Sample]]:
-        pieces = self._cut(samples) if self._pace is None else self._wait(samples, self._pace)
-        for piece in pieces:
-            if self._stop.wanted:
-                return
+def _paced(block: Block, pace: Pace, first: float, stop: Stop) -> Iterator[list[Sample]]:
+    """Cuts a block into what is due at the same time, and waits for each piece.
+
+    Args:
+        block: samples to split.
+        pace: when messages are due.
+        first: time of the first message of the run, by the monotonic clock.
+        stop: ends it early.
+    """
+    if block.restarts:
+        pace.restart()
+    piece: list[Sample] = []
+    for sample in block.samples:
+        due = first + pace.due(sample[1])
+        if due > time.monotonic():
             yield piece
-
-    @staticmethod
-    def _cut(samples: list[Sample]) -> Iterator[list[Sample]]:
-        for start in range(0, len(samples), _PIECE):
-            yield samples[start : start + _PIECE]
-
-    def _wait(self, samples: list[Sample], pace: Pace) -> Iterator[list[Sample]]:
-        piece: list[Sample] = []
-        if self._started is None:
-            self._started = time.monotonic()
-        for sample in samples:
-            due = self._started + pace.due(sample[1])
-            if due > time.monotonic():
-                yield piece
-                piece = []
-                self._stop.wait(max(0.0, due - time.monotonic()))
-            piece.append(sample)
+            piece = []
+            stop.wait_until(due)
+            if stop.requested:
+                return
+        piece.append(sample)
+    if not stop.requested:
         yield piece
 
 
@@ -252,11 +320,11 @@ class _PerSecond(ProgressColumn):
 
 @contextmanager
 def progress_bar(console: Console, total: int | None = None) -> Iterator[OnProgress]:
-    """Draws how far it is, if the console is a terminal.
+    """A progress bar, if the console is a terminal.
 
     Args:
-        console: where.
-        total: messages that there will be at most; None: as many as the file has.
+        console: console that it is drawn on.
+        total: messages at most; None: as many as the file has.
     """
     if not console.is_terminal:
         yield lambda messages, share: None
@@ -274,7 +342,7 @@ def progress_bar(console: Console, total: int | None = None) -> Iterator[OnProgr
         def draw(messages: int, share: float | None) -> None:
             nonlocal drawn
             now = time.monotonic()
-            if now - drawn >= _REFRESH:
+            if now - drawn >= _REFRESH_SECONDS:
                 expected = messages / share if share else None
                 bar.update(task, completed=messages, total=min(filter(None, (expected, total)), default=None))
                 drawn = now

@@ -1,118 +1,156 @@
-"""Source: the contract between what streams samples (Kafka, Redis Streams, memory) and those who read and write there.
+"""The contract of streams: what Kafka, Redis Streams and the stream in memory implement, and workers and tools use.
 
 A topic has partitions 0 to n - 1. A message has an offset in its partition, which never changes; offsets grow, and may
-have gaps. Wherever a position is spoken of, it is the offset of the next message, never of the last.
+have gaps. A position is always the offset of the next message, never of the last one.
 
-Who implements this translates foreign errors into `SourceError`, waits for a service that is away by itself, and logs
-one line when it goes and one when it is back.
+Implementations translate foreign errors into `SourceError`, wait for an unreachable service by themselves, and log one
+line when it becomes unreachable and one when it is reachable again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
+
+from streamtrain.incarnation import Incarnation
 
 
 class Fetched(NamedTuple):
-    """Messages of one partition, one after another.
+    """Consecutive messages of one partition.
 
     Attributes:
-        partition: whose they are.
-        offsets: theirs, ascending.
-        values: theirs, as many; a message without a value (a tombstone) has b"".
+        partition: number.
+        offsets: ascending.
+        values: by message; b"" for one without a value (a tombstone).
+        times: by message, as the log has it, usually when the service got it; in milliseconds since the epoch, negative
+            where the log has none.
     """
 
     partition: int
     offsets: list[int]
     values: list[bytes]
+    times: list[int]
+
+
+class Record(NamedTuple):
+    """A message with all that its topic keeps of it.
+
+    Attributes:
+        partition: number.
+        offset: offset in the partition.
+        time: when the topic got it, in seconds since the epoch; 0: unknown.
+        key: bytes, if it has one.
+        value: b"" for a message without a value (a tombstone).
+        headers: by name; the last one of each name.
+    """
+
+    partition: int
+    offset: int
+    time: float
+    key: bytes | None
+    value: bytes
+    headers: Mapping[str, bytes]
 
 
 class Bounds(NamedTuple):
-    """What there is of a partition: offsets from `low` to `high` - 1. What was before is deleted."""
+    """The offsets of a partition: from `low` to `high` - 1. Messages before `low` have been deleted."""
 
     low: int
     high: int
 
 
 class Listener(Protocol):
-    """Is told which partitions a member has. Its methods are called from within `Source.poll` and `Source.close`."""
+    """Handles rebalances of a member. Its methods are called from within `Source.poll` and `Source.close`."""
 
     def assigned(self, partitions: Sequence[int]) -> Mapping[int, int]:
-        """These are the member's from now on, beside those that it has; returns where each is to be read from."""
+        """Partitions have been added to the member's; returns the position at which each is to be read."""
 
     def revoked(self, partitions: Sequence[int]) -> None:
-        """These go to another member once this returns: what is under way may be finished and committed."""
+        """Partitions go to another member once this returns; until then work may be finished and committed."""
 
     def lost(self, partitions: Sequence[int]) -> None:
-        """These have gone to another member already."""
+        """Partitions have gone to another member already."""
 
 
 class Source(Protocol):
-    """One member of a group, whose members share the partitions of a topic. For one thread."""
+    """One member of a consumer group, which shares the partitions of a topic. For one thread."""
 
-    def poll(self, most: int, seconds: float) -> list[Fetched]:
-        """Messages of the member's partitions, in order, each partition from where it was assigned or sought.
+    def poll(self, max_messages: int, seconds: float) -> list[Fetched]:
+        """Fetches messages of the member's partitions, in order, from the position that was assigned or sought.
 
         Args:
-            most: messages at most, over all partitions.
-            seconds: how long to wait for the first; nothing waits for more than that.
+            max_messages: over all partitions.
+            seconds: maximum wait for the first message; the call never takes longer.
 
         Raises:
-            OffsetGone: the messages at a position are deleted, or have never been. The partition stays where it is
-                until it is sought; the others go on, and what was fetched of them is returned by the next call.
-            SourceRefused: credentials, the topic or the group are refused.
+            OffsetGone: the position of a partition is out of range. It stays there until it is sought; other
+                partitions continue, and what was fetched of them is returned by the next call.
+            SourceRefused: the service refuses the credentials, the topic or the group.
         """
 
     def seek(self, partition: int, offset: int) -> None:
-        """Goes on from another offset in a partition that the member has; it stays paused if it is."""
+        """Continues from another offset of one of the member's partitions; a paused one stays paused."""
 
     def pause(self, partitions: Sequence[int]) -> None:
-        """Fetches no more of these until `resume`. The member keeps them, and keeps having to poll."""
+        """Stops fetching of partitions until `resume`. They stay the member's, which has to keep polling."""
 
     def resume(self, partitions: Sequence[int]) -> None:
-        """Fetches of these again."""
+        """Fetches of partitions again."""
 
     def positions(self) -> dict[int, int]:
-        """Offset of the next message that `poll` will return, for every partition that the member has."""
+        """Offset of the next message that `poll` will return, for each of the member's partitions.
+
+        It is past all that `poll` has returned, and past offsets without a message (such as transaction markers) once
+        it is known that no message comes before.
+        """
 
     def commit(self, positions: Mapping[int, int]) -> None:
-        """Notes positions, of partitions that the member has, under the group's name, for lag tools.
+        """Commits positions of the member's partitions for the group, for lag tools.
 
-        Does not wait, and is not needed for exactness: failures are logged.
+        Asynchronous, and not needed for exactness: failures are logged.
         """
 
     def lag(self) -> dict[int, int]:
-        """Messages between position and end, for every partition that the member has; as of the last fetch."""
+        """Messages between position and end, for each of the member's partitions, as of the last fetch."""
 
     def finished(self) -> bool:
-        """Whether there will never be more messages than were polled: only of sources that end."""
+        """Whether all messages were polled, and none will come: only of sources that end."""
 
     def close(self) -> None:
         """Leaves the group; the partitions are revoked first. May be called twice."""
 
 
 class Writer(Protocol):
-    """Writes messages to one topic. Thread-safe."""
+    """Writes messages to one topic. Thread-safe.
+
+    Attributes:
+        partitions: number of the topic's partitions when the writer was made.
+    """
+
+    partitions: int
+
+    def max_value_bytes(self, key: bytes | None = None, headers: Mapping[str, bytes] = {}) -> int:
+        """The most bytes of a value in a message with this key and these headers."""
 
     def write(
         self, value: bytes, *, partition: int | None = None, key: bytes | None = None, headers: Mapping[str, bytes] = {}
     ) -> None:
         """Queues a message; waits while the queue is full.
 
-        Without a partition, the key's hash decides; without a key partitions take turns. Each partition keeps the order
-        of calls, and has no message twice.
+        Without a partition, the hash of the key decides; without a key, messages go round robin. Each partition keeps
+        the order of calls, and has no message twice.
 
         Raises:
             WriteFailed: this or an earlier message cannot be written.
         """
 
     def flush(self, seconds: float) -> int:
-        """Waits until all that was queued is written, for at most so long; returns how much is not.
+        """Waits for queued messages to be written, up to `seconds`; returns how many are left.
 
         Raises:
             WriteFailed: a message cannot be written.
         """
 
     def close(self) -> None:
-        """Gives up what is not flushed. May be called twice."""
+        """Discards messages that were not flushed. May be called twice."""
 
 
 class Stream(Protocol):
@@ -120,51 +158,71 @@ class Stream(Protocol):
 
     Attributes:
         topic: its name.
-        name: as people know it: "topic clicks of Kafka at localhost:9092"; without secrets.
+        name: for messages: "topic clicks of Kafka at localhost:9092"; without secrets.
     """
 
     topic: str
     name: str
 
     @property
-    def away(self) -> bool:
-        """Whether its service is known not to answer at the moment."""
+    def unreachable(self) -> bool:
+        """Whether its service is known to be unreachable at the moment."""
 
     def bounds(self) -> dict[int, Bounds]:
-        """What there is of every partition.
+        """The bounds of every partition.
 
         Raises:
-            TopicMissing: there is no such topic.
-            SourceRefused: credentials are refused.
+            TopicMissing: the topic does not exist.
+            SourceRefused: the service refuses the credentials.
             SourceUnavailable: the service does not answer.
         """
 
-    def create(self, partitions: int) -> None:
-        """Makes the topic; one that exists is left as it is. Errors as of `bounds`, without TopicMissing."""
+    def identity(self) -> str:
+        """The topic's id: one that is deleted and created again has another; "" if the service has none.
 
-    def committed(self, group: str) -> dict[int, int]:
-        """Positions that a group has committed, of those partitions where it has. Errors as of `bounds`."""
-
-    def at(self, seconds: float) -> dict[int, int]:
-        """By partition the first message that the service got at or after a time, in seconds since the epoch.
-
-        Where there is none it is the end. Errors as of `bounds`, and SourceRefused of services that do not keep times.
+        Errors as `bounds`.
         """
 
-    def source(self, group: str, job: str, listener: Listener) -> Source:
+    def create(self, partitions: int) -> None:
+        """Creates the topic unless it exists. Errors as `bounds`, without TopicMissing."""
+
+    def records(self, wanted: Mapping[int, Bounds]) -> Iterator[Record]:
+        """Reads partitions from `low` to `high` - 1, one after another, without a group.
+
+        Messages that are deleted meanwhile are skipped. Errors as `bounds`.
+        """
+
+    def committed(self, group: str) -> dict[int, int]:
+        """Committed positions of a group, of partitions that have one. Errors as `bounds`."""
+
+    def at(self, seconds: float) -> dict[int, int]:
+        """By partition the offset of the first message at or after a time, in seconds since the epoch; else the end.
+
+        Errors as `bounds`, and SourceRefused of services that do not keep times.
+        """
+
+    def latest_incarnation(self, group: str) -> Incarnation | None:
+        """The latest incarnation of any member that a group has or has had, if any is known. Errors as `bounds`."""
+
+    def members(self, group: str) -> int:
+        """Number of members that a group has now. Errors as `bounds`."""
+
+    def source(self, group: str, job: str, listener: Listener, incarnation: Incarnation | None = None) -> Source:
         """A new member of a group.
 
         Args:
-            group: its name.
-            job: identifies what is learned: members of one group must be of one job.
-            listener: is told which partitions the member has.
+            group: consumer group.
+            job: identifies what is learned; all members of a group must have the same.
+            listener: handles rebalances.
+            incarnation: the incarnation of the member's cluster, which the group keeps if it is the latest; None: none.
 
         Raises:
-            SourceRefused: the group has members of another job. Other errors as of `bounds`.
+            SourceRefused: the group has members of another job. Other errors as `bounds`.
         """
 
     def writer(self, topic: str | None = None) -> Writer:
         """Writes to a topic, by default this one.
 
-        Another is made, with as many partitions, where it is missing. Errors as of `bounds`.
+        Another topic is created if it is missing, with as many partitions, and takes messages as large as this one's
+        with more headers. Errors as `bounds`.
         """

@@ -8,7 +8,7 @@ a negative in one bin count one half, as ties do. The exact AUC is therefore at 
 
     auc_error = ½ Σ_bin positives(bin) · negatives(bin) / (positives · negatives)
 
-away, which is reported beside it: with 8,192 bins over ±16 it is below 0.001 unless nearly all predictions are equal.
+away, which is reported with it: with 8,192 bins over ±16 it is below 0.001 unless nearly all predictions are equal.
 """
 
 import math
@@ -25,7 +25,7 @@ BINS = 8192
 LOGIT_RANGE = 16.0
 CLIP = 1e-7  # predictions are clipped to [CLIP, 1 - CLIP] for the log loss, as Keras does
 WINDOW_PARTS = 8
-_FOLD = 8192  # samples are folded into the counts so many at a time: a histogram costs the same for 64 as for 8,192
+_FOLD = 8192  # samples folded into the counts at a time: a histogram costs the same for 64 as for 8,192
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Metrics:
             better than knowing the base rate only (binary labels).
         auc: area under the ROC curve (binary labels).
         auc_error: the exact AUC is at most so far from `auc`.
-        mean_squared_error: of other labels.
-        mean_absolute_error: of other labels.
+        mean_squared_error: for other labels.
+        mean_absolute_error: for other labels.
         non_finite: predictions that were NaN or infinite; they count in nothing else.
     """
 
@@ -68,18 +68,19 @@ class Sums:
     """What the metrics of one label are computed from: sums, and for binary labels counts by class and bin.
 
     Args:
-        binary: whether the label is.
+        binary: whether the label is binary.
+        bins: number of bins.
 
     Attributes:
-        counts: float64 [2, BINS], weight by class and bin; [2, 0] of other labels.
+        counts: float64 [2, bins], weight by class and bin; [2, 0] of other labels.
     """
 
-    def __init__(self, binary: bool) -> None:
+    def __init__(self, binary: bool, bins: int = BINS) -> None:
         self.binary = binary
         self.samples = 0
         self.non_finite = 0
         self.weight = self.labels = self.predictions = self.loss = self.absolute = 0.0
-        self.counts = np.zeros((2, BINS if self.binary else 0))
+        self.counts = np.zeros((2, bins if self.binary else 0))
 
     def add(self, predictions: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32]) -> None:
         """Adds samples, float32 [n] each; a label of NaN is missing."""
@@ -98,8 +99,9 @@ class Sums:
         clipped = np.clip(p, CLIP, 1 - CLIP)
         self.loss -= float(w @ (y * np.log(clipped) + (1 - y) * np.log1p(-clipped)))
         logits = np.log(clipped) - np.log1p(-clipped)
-        bins = np.clip((logits + LOGIT_RANGE) * (BINS / (2 * LOGIT_RANGE)), 0, BINS - 1).astype(np.int64)
-        self.counts += np.bincount(bins + BINS * (y > 0.5), weights=w, minlength=2 * BINS).reshape(2, BINS)
+        count = self.counts.shape[1]
+        bins = np.clip((logits + LOGIT_RANGE) * (count / (2 * LOGIT_RANGE)), 0, count - 1).astype(np.int64)
+        self.counts += np.bincount(bins + count * (y > 0.5), weights=w, minlength=2 * count).reshape(2, count)
 
     def merge(self, other: "Sums") -> None:
         """Adds those of other samples of the same label."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from streamtrain._core import Plan
 from streamtrain.errors import ConfigError
 from streamtrain.model.batch import Batch
-from streamtrain.model.forward import Forward, Traced
-from streamtrain.model.model import Model
+from streamtrain.model.forward import Forward, Traced, differs_in_training, tensor_view
+from streamtrain.model.model import Model, describe_failure, loss_function
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -43,15 +43,18 @@ class Step:
     """The training and the prediction function of a model.
 
     Weights and statistics (non-trainable float weights, such as those of batch norm) come with every call, as one flat
-    vector of *parameters*. What a step holds itself, and nothing else that changes, are the graph's other non-trainable
-    weights: the states of random generators, as of dropout, which concern nobody else.
+    vector of *parameters*. The only state of a step are the graph's other non-trainable weights: the states of random
+    generators, such as those of dropout, which are local to the process.
 
     Args:
-        model: whose graph it calls.
+        model: the model.
 
     Attributes:
         initial_dense: float32 [P], first values of the trainable weights.
         initial_statistics: float32 [S], those of the statistics.
+        forward: calls the graph.
+        differs: whether predictions need a separate forward pass, as a layer may behave differently in training.
+        state: the states of the graph's random generators.
     """
 
     def __init__(self, model: Model) -> None:
@@ -61,29 +64,42 @@ class Step:
         self._model = model
         self._layout = model.dense
         self._dense_size = len(self._layout)
-        self.initial_dense = self._layout.flatten([w.numpy() for w in model.keras.trainable_variables])
-        self.initial_statistics = model.statistics.flatten([w.numpy() for w in model.statistics_variables])
-        self._forward = Forward(model)
-        self.state: list[Any] = [tf.constant(w.numpy()) for w in self._forward.own]
-        self._differs = _differs_in_training(model.keras)
+        self.initial_dense, self.initial_statistics = model.initial_parameters()
+        self.forward = Forward(model)
+        self.state: list[Any] = [tf.constant(w.numpy()) for w in self.forward.own]
+        self.differs = differs_in_training(model.keras)
         self._loss_shapes: dict[str, Any] = {}
         parameters = tf.TensorSpec([self._dense_size + len(model.statistics)], tf.float32)
         state = [tf.TensorSpec(w.shape, w.dtype) for w in self.state]
-        features = tf.TensorSpec([None, self._forward.columns.width], tf.float32)
+        features = tf.TensorSpec([None, self.forward.columns.width], tf.float32)
         targets = [tf.TensorSpec([None, len(model.labels)], tf.float32), tf.TensorSpec([None], tf.float32)]
-        self._train = Traced(self._train_graph, [state, parameters, features, *targets])
-        self._predict = Traced(self._predict_graph, [state, parameters, features])
+        try:
+            self._train = Traced(self._train_graph, [state, parameters, features, *targets])
+            self._predict = Traced(self._predict_graph, [state, parameters, features])
+        except Exception as exc:
+            self._try_losses()
+            raise ConfigError(describe_failure("graph", exc)) from exc
         for name, shape in self._loss_shapes.items():
             if shape.rank == 0 or (shape.rank is not None and shape[1:].num_elements() != 1):
                 raise ConfigError(f"loss of {name!r} must return one value per sample, [batch], not {shape}")
 
+    def _try_losses(self) -> None:
+        """Calls losses of the user by themselves: an error then names lines of their code, and not of a traced copy."""
+        tf = self._tf
+        for name, loss in self._model.losses.items():
+            try:
+                if callable(loss):
+                    loss(tf.zeros([2, 1]), tf.fill([2, 1], 0.5))
+            except Exception as exc:
+                raise ConfigError(describe_failure(f"loss of {name!r}", exc)) from exc
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The states of the graph's random generators by path."""
-        return {variable.path: value.numpy() for variable, value in zip(self._forward.own, self.state, strict=True)}
+        return {variable.path: value.numpy() for variable, value in zip(self.forward.own, self.state, strict=True)}
 
     def set_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Replaces the states of the graph's random generators by those that `arrays` gave."""
-        self.state = [self._tf.constant(arrays[v.path], v.dtype) for v in self._forward.own]
+        self.state = [self._tf.constant(arrays[v.path], v.dtype) for v in self.forward.own]
 
     def train(self, parameters: Floats, plan: Plan, rows: Floats, batch: Batch) -> StepResult:
         """Predicts a batch, then computes the gradients of its loss.
@@ -94,16 +110,16 @@ class Step:
             rows: the plan's rows, flat.
             batch: the samples.
         """
-        matrix = self._forward.matrix(plan, rows, batch)
+        matrix = self.forward.matrix(plan, rows, batch)
         predictions, loss, row_gradient, changes, *self.state = self._train(
             *self.state, parameters, matrix, batch.labels, batch.weights
         )
-        flat, cut = _view(changes), self._dense_size
-        return StepResult(predictions.numpy(), float(loss), _view(row_gradient), flat[:cut], flat[cut:])
+        flat, cut = tensor_view(changes), self._dense_size
+        return StepResult(predictions.numpy(), float(loss), tensor_view(row_gradient), flat[:cut], flat[cut:])
 
     def predict(self, parameters: Floats, plan: Plan, rows: Floats, batch: Batch) -> Floats:
         """Predicts a batch: float32 [n, L]. Arguments as for `train`."""
-        matrix = self._forward.matrix(plan, rows, batch)
+        matrix = self.forward.matrix(plan, rows, batch)
         predictions: Floats = self._predict(*self.state, parameters, matrix)[0].numpy()
         return predictions
 
@@ -116,41 +132,43 @@ class Step:
         sample_weights: "tf.Tensor",
     ) -> Any:
         tf = self._tf
-        weights, state = self._weights(parameters, own)
-        outputs, new_state = self._forward.call(weights, state, features, training=True)
-        loss = self._loss(outputs, labels, sample_weights)
+        weights, state = self.weights(parameters, own)
+        outputs, new_state = self.forward.call(weights, state, features, training=True)
+        loss = self.loss(outputs, labels, sample_weights)
+        share = 1.0 / tf.cast(tf.maximum(tf.shape(labels)[0], 1), tf.float32)
+        if self._model.reduction == "mean":
+            loss *= share
         gradient, *gradients = tf.gradients(
             loss, [features, *weights], unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
-        own, new_statistics = self._forward.separate(new_state)
+        if self._model.reduction == "row_sum":
+            loss, gradients = loss * share, [one * share for one in gradients]
+        own, new_statistics = self.forward.separate(new_state)
         flat = [tf.reshape(one, [-1]) for one in [*gradients, *new_statistics]]
         changes = tf.concat(flat, 0) if flat else tf.zeros([0])
         if new_statistics:
             changes -= tf.concat([tf.zeros([self._dense_size]), parameters[self._dense_size :]], 0)
-        if self._differs:
-            outputs, _ = self._forward.call(weights, state, features, training=False)
-        return self._forward.predictions(outputs), loss, gradient, changes, own
+        if self.differs:
+            outputs, _ = self.forward.call(weights, state, features, training=False)
+        return self.forward.predictions(outputs), loss, gradient, changes, own
 
     def _predict_graph(self, own: list["tf.Tensor"], parameters: "tf.Tensor", features: "tf.Tensor") -> Any:
-        weights, state = self._weights(parameters, own)
-        outputs, _ = self._forward.call(weights, state, features, training=False)
-        return self._forward.predictions(outputs)
+        weights, state = self.weights(parameters, own)
+        outputs, _ = self.forward.call(weights, state, features, training=False)
+        return self.forward.predictions(outputs)
 
-    def _weights(self, parameters: "tf.Tensor", own: list["tf.Tensor"]) -> tuple[list[Any], list[Any]]:
+    def weights(self, parameters: "tf.Tensor", own: list["tf.Tensor"]) -> tuple[list[Any], list[Any]]:
         """Trainable weights, and all non-trainable ones."""
         pieces = (self._layout + self._model.statistics).split_tensor(parameters)
         count = len(self._layout.shapes)
-        return pieces[:count], self._forward.merge(own, pieces[count:])
+        return pieces[:count], self.forward.merge(own, pieces[count:])
 
-    def _loss(self, outputs: dict[str, Any], labels: "tf.Tensor", weights: "tf.Tensor") -> "tf.Tensor":
-        """The sum over labels and samples, of samples that have the label; divided by n where the model says mean."""
-        import keras
-
+    def loss(self, outputs: dict[str, Any], labels: "tf.Tensor", weights: "tf.Tensor") -> "tf.Tensor":
+        """The sum over labels and samples, of samples that have the label."""
         tf = self._tf
         total = tf.zeros([])
         for j, label in enumerate(self._model.labels):
-            loss = self._model.losses[label.name]
-            function = loss if callable(loss) else getattr(keras.losses, loss)
+            function = loss_function(self._model.losses[label.name])
             truth, weight = labels[:, j : j + 1], weights
             if label.optional:
                 present = tf.logical_not(tf.math.is_nan(truth))
@@ -160,19 +178,4 @@ class Step:
             self._loss_shapes[label.name] = per_sample.shape
             per_sample = tf.reshape(per_sample, [-1])
             total += self._model.loss_weights[label.name] * tf.reduce_sum(per_sample * weight)
-        if self._model.reduction == "mean":
-            total /= tf.cast(tf.maximum(tf.shape(labels)[0], 1), tf.float32)
         return total
-
-
-def _view(tensor: "tf.Tensor") -> Floats:
-    """A tensor's values where they are, to be read only: `numpy()` copies them, and these are large."""
-    return np.asarray(memoryview(tensor))
-
-
-def _differs_in_training(model: Any) -> bool:
-    """Whether a layer may behave differently in training: then predicting needs a forward pass of its own."""
-    import keras
-
-    layers = model._flatten_layers(include_self=False)
-    return any(layer._call_has_training_arg for layer in layers if not isinstance(layer, keras.Model))

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tests.chaos.endings import ENDINGS, Ending
 from tests.chaos.faults import CLOCK, Fault, Site, possible
 from tests.chaos.network import container
 from tests.chaos.report import Injected, Report
@@ -65,6 +66,9 @@ def run(args: argparse.Namespace, folder: Path) -> Report:
                 report.faults.append(inject(whole, site, kind, fault, args))
                 _PAUSE.wait(chosen.uniform(0.5, 1.5) * args.pause)
             report.services = whole.come_to_rest(args.deadline)
+            for kind, ending in ENDINGS.items():
+                if not args.kinds or kind in args.kinds:
+                    end_with(whole, report, kind, ending, folder)
     except BaseException as exc:
         sys.stderr.write(f"{ended(whole.services)}\n{type(exc).__name__}: {exc}\n")
         raise
@@ -75,9 +79,9 @@ def run(args: argparse.Namespace, folder: Path) -> Report:
 def deck(faults: dict[str, Fault], kinds: Sequence[str], chosen: random.Random) -> Iterator[tuple[str, Fault]]:
     """Faults in random order, each kind as often as others."""
     named = [kind for kind in faults if not kinds or kind in kinds]
-    if not named:
+    if not named and not set(kinds) & set(ENDINGS):
         raise SystemExit(f"none of these faults is possible here; there are {', '.join(faults)}")
-    while True:
+    while named:
         chosen.shuffle(named)
         for kind in named:
             yield kind, faults[kind]
@@ -91,6 +95,15 @@ def inject(whole: Whole, site: Site, kind: str, fault: Fault, args: argparse.Nam
     recovered = time.monotonic() - over
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {kind}, {what}: well again after {recovered:.1f} s\n")
     return Injected(kind, what, round(recovered, 2))
+
+
+def end_with(whole: Whole, report: Report, kind: str, ending: Ending, folder: Path) -> None:
+    """Ends the first service."""
+    running = whole.running[0]
+    seconds, wrong = ending(whole, running, folder)
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {kind}: as it should be after {seconds:.1f} s\n")
+    report.faults.append(Injected(kind, running.service.name, round(seconds, 2)))
+    report.services[running.service.name].wrong.extend(f"{kind}: {one}" for one in wrong)
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from streamtrain.cluster.places import places_of
 from streamtrain.model.spec import Spec
-from streamtrain.ps.route import control_of
-from streamtrain.ps.security import Security
-from streamtrain.ps.shards import Beginning, Shards
+from streamtrain.ps.replication.failover import open_control
+from streamtrain.ps.rpc.security import Security
+from streamtrain.ps.shards import RunTemplate, Shards
+from streamtrain.ps.topology import connect_shards
 from tests.chaos.letters import wrong_letters
 from tests.chaos.load import Load
 from tests.chaos.samples import NOBODY, Counted, Offsets
@@ -65,11 +65,11 @@ def check(service: Service, load: Load, folder: Path) -> Found:
 
 def _shards(service: Service) -> Shards:
     ps = service.settings.ps
-    places = places_of(ps.addresses, ps, Security(insecure=True), lambda channel: None)
+    places = connect_shards(ps.addresses, ps, Security(insecure=True), lambda channel: None)
     # They say themselves what they hold, so nobody here has to build the model.
-    spec = Spec.from_json(control_of(places[0], (), _SECONDS).status().spec)
+    spec = Spec.from_json(open_control(places[0], (), _SECONDS).status().spec)
     nothing = np.zeros(0, np.float32)
-    return Shards(places, Beginning(spec, nothing, nothing, {}))
+    return Shards(places, RunTemplate(spec, nothing, nothing, {}))
 
 
 def _check_served(service: Service, log: Offsets, found: Found) -> None:

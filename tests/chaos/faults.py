@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
 
-from tests.chaos.load import Load
+from tests.chaos.load import Load, Poison, broken, future, large
 from tests.chaos.servers import Servers
 from tests.chaos.service import COORDINATOR, PS, SERVE, WORKER, Service, faketime, until
 from tests.chaos.wire import Trouble
@@ -19,6 +19,7 @@ from tests.chaos.wire import Trouble
 CLOCK = "clock jump"
 _PAUSE = threading.Event()
 _BLOCK = bytes(1 << 16)
+_LATE = 6.0  # seconds: longer than a command to Redis may take
 _STOPPED = 2.5  # times as long as others: longer than any lease and session
 
 
@@ -197,13 +198,33 @@ def slow_consumer(site: Site) -> Iterator[str]:
     yield f"{name} for {seconds:.1f} s"
 
 
-@contextmanager
-def poisoned(site: Site) -> Iterator[str]:
+def poisoned(how: Poison, least: int, most: int) -> Fault:
     """Many bad messages, one after another."""
-    count = site.random.randrange(20, 100)
-    for load in site.loads:
-        load.poison(count)
-    yield f"{count} messages in each partition"
+
+    @contextmanager
+    def poison(site: Site) -> Iterator[str]:
+        count = site.random.randrange(least, most)
+        for load in site.loads:
+            load.poison(count, how)
+        yield f"{count} messages in each partition"
+
+    return poison
+
+
+@contextmanager
+def lost_part(site: Site) -> Iterator[str]:
+    """Some of the rows that were published are gone, and the head is not."""
+    yield f"{site.servers.lose(site.random)} buckets"
+
+
+@contextmanager
+def late(site: Site) -> Iterator[str]:
+    """What a coordinator sends comes seconds late, so also commits that it has given up."""
+    service, name = site.process(COORDINATOR)
+    seconds = site.seconds()
+    with service.network.trouble(Trouble(name, None, delay=_LATE)):
+        _PAUSE.wait(seconds)
+    yield f"{name} by {_LATE:g} s for {seconds:.1f} s"
 
 
 def possible(site: Site) -> tuple[dict[str, Fault], dict[str, str]]:
@@ -217,16 +238,19 @@ def possible(site: Site) -> tuple[dict[str, Fault], dict[str, str]]:
         f"stop {name}": stopped(kind)
         for name, kind in ((WORKER, WORKER), (PS, PS), (COORDINATOR, COORDINATOR), ("serving process", SERVE))
     }
-    found |= {"FLUSHALL": flushed, "slow consumer": slow_consumer, "poison": poisoned}
+    found |= {"FLUSHALL": flushed, "lost buckets": lost_part, "slow consumer": slow_consumer}
+    found |= {"poison": poisoned(broken, 20, 100), "large poison": poisoned(large, 2, 6)}
+    found |= {"future poison": poisoned(future, 20, 100)}
     missing = {}
     if site.disk is None:
         missing["full disk"] = "no small disk can be mounted here"
     else:
         found["full disk"] = disk_full
     if site.services[0].network.is_wire:
-        found |= {"network cut": cut, "network slow": slow}
+        found |= {"network cut": cut, "network slow": slow, "late commit": late}
     else:
-        missing |= dict.fromkeys(["network cut", "network slow"], "there are no network namespaces here")
+        wired = ["network cut", "network slow", "late commit"]
+        missing |= dict.fromkeys(wired, "there are no network namespaces here")
     if faketime() is None:
         missing[CLOCK] = "libfaketime is not installed"
     else:

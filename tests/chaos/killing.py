@@ -27,20 +27,21 @@ from typing import Any
 import grpc
 import numpy as np
 
-from streamtrain.cluster.streams import open_stream
-from streamtrain.cluster.worker import WorkerProcess
-from streamtrain.config import load_settings
 from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ShardUnavailable
-from streamtrain.ps.control import CHANNEL_OPTIONS
+from streamtrain.processes.worker import WorkerProcess
+from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
 from streamtrain.ps.shards import Shards
-from streamtrain.settings import Settings
+from streamtrain.settings.groups import Settings
+from streamtrain.settings.load import load_settings
+from streamtrain.stream.opening import open_stream
 from streamtrain.stream.source import Stream
 from tests.chaos.letters import wrong_letters
 from tests.cluster.counted import beginning, differences, is_bad, messages_of, stepping
-from tests.cluster.ports import free_ports
+from tests.ports import free_ports
+from tests.ps.raw import until
 
 PARTITIONS = 4
 TOPIC = "counted"
@@ -135,8 +136,9 @@ class Chaos:
         """A worker goes, in good order."""
         leaving = next(one for one in self.processes if one.name.startswith("worker"))
         self.processes.remove(leaving)
+        until(leaving.log.read_text, 180)  # what has just been started knows no signals yet
         leaving.running.terminate()
-        if leaving.running.wait(60) != 0:
+        if leaving.running.wait(180) != 0:
             raise SystemExit(
                 f"{leaving.name} left with {leaving.running.returncode}:\n{leaving.log.read_text()[-3000:]}"
             )

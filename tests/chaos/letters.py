@@ -6,9 +6,9 @@ from typing import Any
 import redis
 from confluent_kafka import Consumer, TopicPartition
 
-from streamtrain.cluster.streams import open_stream
-from streamtrain.settings import StreamSettings
-from streamtrain.stream.dead import SUFFIX
+from streamtrain.settings.groups import StreamSettings
+from streamtrain.stream.dead_letters import SUFFIX
+from streamtrain.stream.opening import open_stream
 from streamtrain.stream.source import Bounds
 
 _SECONDS = 10.0

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,27 @@ import numpy as np
 from streamtrain.stream.source import Stream
 from tests.chaos.samples import Offsets, Samples
 from tests.cluster.counted import BAD_EVERY, bad_message
+
+Poison = Callable[[Samples, int, int], bytes]
+"""A bad message for a partition and an offset."""
+
+_LARGE = 1_040_000  # bytes: about what a broker takes, and more than librdkafka sends by itself
+_FUTURE = 4_102_444_800.0  # the year 2100
+
+
+def broken(samples: Samples, partition: int, offset: int) -> bytes:
+    """One of several ways to be no sample."""
+    return bad_message(offset)
+
+
+def large(samples: Samples, partition: int, offset: int) -> bytes:
+    """No sample, and as large as may be."""
+    return b"x" * _LARGE
+
+
+def future(samples: Samples, partition: int, offset: int) -> bytes:
+    """A sample but for its time, which is decades away."""
+    return samples.message(partition, offset, _FUTURE)
 
 
 class Load:
@@ -31,7 +53,7 @@ class Load:
         self.written = [0] * partitions
         self.room: Callable[[], float] = lambda: math.inf
         self._bad: list[list[int]] = [[] for _ in range(partitions)]
-        self._poison = 0
+        self._poison: deque[Poison] = deque()
         self._ended = threading.Event()
         self._abandoned = threading.Event()
         self._writer = stream.writer()
@@ -42,9 +64,9 @@ class Load:
         """Begins."""
         self._thread.start()
 
-    def poison(self, count: int) -> None:
+    def poison(self, count: int, how: Poison = broken) -> None:
         """The next messages of each partition are bad."""
-        self._poison += count
+        self._poison.extend([how] * count)
 
     def set_rate(self, rate: float) -> None:
         """From now on."""
@@ -97,13 +119,12 @@ class Load:
             self._ended.wait(0.02)
 
     def _write_one(self) -> None:
-        is_poison = self._poison > 0
-        self._poison -= is_poison
+        how = self._poison.popleft() if self._poison else None
         for partition, offset in enumerate(self.written):
-            if is_poison or offset % BAD_EVERY == BAD_EVERY - 1:
-                message = bad_message(offset)
+            if how is not None or offset % BAD_EVERY == BAD_EVERY - 1:
+                message = (how or broken)(self._samples, partition, offset)
                 self._bad[partition].append(offset)
             else:
-                message = self._samples.message(partition, offset)
+                message = self._samples.message(partition, offset, time.time())
             self.written[partition] += 1  # before it may be learned
             self._writer.write(message, partition=partition)

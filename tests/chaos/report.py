@@ -97,7 +97,7 @@ class Report:
         services = {name: _rows(one) for name, one in self.services.items()}
         about = f"{len(self.faults)} faults of {len(self.by_kind())} kinds in {self.seconds / 60:.1f} minutes"
         wrong = [f"* {name}: {one}" for name, of in self.services.items() for one in of.wrong]
-        head = ("fault", "times", "well again after, s: median", "worst")
+        head = ("fault", "times", "median recovery time, s", "worst")
         return "\n".join(
             [
                 f"{about}, seed {self.seed}: {'all is exact' if self.is_exact else 'NOT EXACT'}.",
@@ -114,7 +114,7 @@ _ROWS = (
     "messages written",
     "bad, all dead letters",
     "lost",
-    "doubled",
+    "learned twice",
     "longest gap of training, s",
     "longest gap of serving, s",
     "oldest answer, s behind its samples",

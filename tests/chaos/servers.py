@@ -1,5 +1,6 @@
 """Kafka and Valkey, which are given to a service: whoever runs them starts them again."""
 
+import random
 from pathlib import Path
 
 import redis
@@ -44,6 +45,13 @@ class Servers:
         """All that is in Valkey."""
         with redis.Redis.from_url(self.valkey.url) as client:
             client.flushall()
+
+    def lose(self, share: random.Random) -> int:
+        """Some buckets of published rows, as if a part of the server had been lost or evicted; returns how many."""
+        with redis.Redis.from_url(self.valkey.url) as client:
+            there = sorted(client.scan_iter("streamtrain:rows:*"))
+            lost = share.sample(there, max(1, len(there) // 3)) if there else []
+            return int(client.delete(*lost)) if lost else 0
 
     def pids(self) -> dict[str, int]:
         """Both, by name."""

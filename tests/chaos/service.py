@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from streamtrain.cluster.coordinator_client import CoordinatorClient
-from streamtrain.cluster.overview import Overview
-from streamtrain.cluster.streams import open_stream
-from streamtrain.cluster.supervisor import Program, Supervisor
-from streamtrain.config import load_settings
+from streamtrain.cluster.client import CoordinatorClient, StatusReader
 from streamtrain.errors import ShardError
-from streamtrain.ps.security import Security
+from streamtrain.processes.supervisor import Program, Supervisor
+from streamtrain.ps.rpc.security import Security
+from streamtrain.settings.load import load_settings
+from streamtrain.stream.opening import open_stream
 from tests.chaos.network import Network
 from tests.chaos.samples import Samples
-from tests.cluster.ports import free_ports
+from tests.children import children
+from tests.ports import free_ports
 
 ROOT = str(Path(__file__).parent.parent.parent)
 PARTITIONS = 4
@@ -78,6 +78,7 @@ class Service:
         settings: Mapping[str, str] = {},
     ) -> None:
         self.samples, self.name, self.network = samples, samples.name, network
+        self._backed = backed
         self.names = names_of(self.name, backed)
         self._folder = folder / self.name
         self._folder.mkdir(parents=True)
@@ -91,7 +92,8 @@ class Service:
         self.listen = self.settings.serve.listen
         self.stream = open_stream(self.settings.stream)
         self.stream.create(PARTITIONS)
-        self._supervisor = Supervisor([self._program(name) for name in self.names], self._write)
+        programs = [self._program(name) for name in self.names]
+        self._supervisor = Supervisor(programs, self._write, standby_after=30.0)
         self._lock = threading.Lock()
         self._logs = {name: (self._folder / f"{name}.log").open("a") for name in self.names}
 
@@ -100,7 +102,8 @@ class Service:
             return f"{self.network.address(name)}:{next(ports)}"
 
         ports = iter(free_ports(len(self.names)))
-        shards = [at(name) for name in self.of(PS)]
+        # Where there are no backups, sockets of files: workers and shards then exchange messages by shared memory.
+        shards = [at(name) if self._backed else f"unix:{self._folder}/{name}.sock" for name in self.of(PS)]
         backups = {"ps.backups": ",".join(shards[SHARDS:])} if shards[SHARDS:] else {}
         return backups | {
             "model": f"{self._folder / 'model.py'}:model",
@@ -139,8 +142,12 @@ class Service:
         command = [*prefix, sys.executable, "-m", "streamtrain", kind]
         command += ["--index", index] if kind == PS else []
         command += ["--backup"] if backup else []
+        # A copy of the service has instances of its own, as it would have on other machines.
+        instance = f"{self._folder.parent.name}-{name}" if kind == WORKER else ""
+        command += ["--instance", instance] if instance else []
         stage = [SERVE, PS, COORDINATOR, WORKER].index(kind)
-        return Program(name, command, environment, stage, drain=60.0)
+        standby = name if kind == WORKER else None  # one for each, as each has a place of its own in the network
+        return Program(name, command, environment, stage, drain=60.0, standby=standby, instance=instance)
 
     def _write(self, name: str, line: str) -> None:
         with self._lock:
@@ -180,8 +187,13 @@ class Service:
         return self._supervisor.pid(name)
 
     def serving(self) -> list[int]:
-        """Processes that answer requests now, of those that serve."""
-        return _children(self.pid(f"{self.name}-{SERVE}"), "spawn_main")
+        """Processes that answer requests now, of those that serve: a standby does once the coordinator knows it."""
+        pid = self.pid(f"{self.name}-{SERVE}")
+        found = {} if pid is None else {of: words for of, words in children(pid).items() if "--index" in words}
+        if all("--standby" not in words for words in found.values()):
+            return [*found]
+        members = _servers(self.status() or {"servers": []})
+        return [of for of, words in found.items() if "--standby" not in words or of in members]
 
     def starts(self) -> int:
         """How often processes have been started."""
@@ -196,8 +208,8 @@ class Service:
         """Of the shards, wherever they are; None: one does not answer."""
         ps, trusted = self.settings.ps, Security(insecure=True)
         try:
-            with Overview(None, ps.addresses, trusted, 2.0, backups=ps.backups) as overview:  # promotes no backup
-                shards = overview.read()["shards"]
+            with StatusReader(ps.addresses[:1], ps.addresses, trusted, 2.0, backups=ps.backups) as reader:
+                shards = reader.read_shards()["shards"]
         except ShardError:
             return None
         if any(one["state"] != "ready" for one in shards):
@@ -207,7 +219,7 @@ class Service:
     def status(self) -> dict[str, Any] | None:
         """As the coordinator says; None: it does not answer."""
         assert self.settings.coordinator.address is not None
-        client = CoordinatorClient(self.settings.coordinator.address, Security(insecure=True), 2.0)
+        client = CoordinatorClient([self.settings.coordinator.address], Security(insecure=True), 2.0)
         try:
             return client.status()
         except ShardError:
@@ -226,7 +238,7 @@ class Service:
         ]
         # One that was killed counts as there until its lease ends, so it is asked for by its process.
         workers = {int(one["name"].split("-")[-2]) for one in status["workers"]}
-        servers = {int(one["name"].split(":")[-2]) for one in status["servers"]}
+        servers = _servers(status)
         if workers != {self.pid(f"{self.name}-{WORKER}{i}") for i in range(WORKERS)}:
             found.append(f"workers that are there: {sorted(workers)}")
         if servers != set(self.serving()) or len(servers) != SERVERS:
@@ -239,23 +251,19 @@ class Service:
         environment = os.environ | self._environment | {"PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "3"}
         return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
 
+    def has_said(self, words: str) -> bool:
+        """Whether these words are in a log."""
+        return any(words in log.read_text(errors="replace") for log in self._folder.glob("*.log"))
+
     def said(self) -> str:
         """The ends of all logs."""
         logs = sorted(self._folder.glob("*.log"))
         return "\n".join(f"{log.name}: …{log.read_text(errors='replace')[-1500:]}" for log in logs)
 
 
-def _children(pid: int | None, word: str) -> list[int]:
-    """Children of a process that have a word in their command."""
-    found = []
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                if word.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
-    except OSError:  # it has ended meanwhile
-        return []
-    return found
+def _servers(status: dict[str, Any]) -> set[int]:
+    """Serving processes that send heartbeats to the coordinator."""
+    return {int(one["name"].split(":")[-2]) for one in status["servers"]}
 
 
 def until(condition: Callable[[], object], seconds: float) -> bool:

@@ -36,7 +36,7 @@ _TIMES = 4  # of what can be learned is written to overload it
 _OVERLOAD = 0.07  # of the time at full speed it takes
 _EVERY = 10.0  # seconds over which latency is taken
 _WARM = 0.3  # share of the time at full speed in which memory may still grow
-_SETTINGS = {  # batches as the demo has them for flights; and a log in Redis that is full after some minutes
+_SETTINGS = {  # small batches; and a log in Redis that is full after some minutes
     "worker.batch_size": "64",
     "checkpoint.every": "30s",
     "publish.log_bytes": str(16 << 20),

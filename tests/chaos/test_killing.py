@@ -15,7 +15,7 @@ def test_counts_are_exact_whoever_is_killed(stream: str) -> None:
             resolve()
         except StreamtrainError as exc:
             missing("kafka", exc)
-    short = ["--kills=6", "--restarts=1", "--every=1.5", "--samples=8000", "--rate=700", "--timeout=90"]
+    short = ["--kills=6", "--restarts=1", "--every=1.5", "--samples=8000", "--rate=700", "--timeout=240"]
     done = run(parse([f"--stream={stream}", *short]))
     assert sum(done["kills"].values()) == 7
     assert done["counts"] == "exact"

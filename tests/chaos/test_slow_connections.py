@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import grpc
 
 from streamtrain.errors import ShardUnavailable
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl
 from tests.ps.raw import until
 from tests.ps.served import served
 

@@ -1,11 +1,13 @@
 """Watch: how long nothing is learned."""
 
+import sys
 import time
 
 from tests.chaos.looking import Looking
 from tests.chaos.service import Service
 
 _EVERY = 0.25
+_LONG = 5.0  # seconds without anything new that are reported, so that the fault is known that caused them
 
 
 class Training(Looking):
@@ -36,4 +38,7 @@ class Training(Looking):
         learned, now = min(sum(one.values()) for one in clocks), time.monotonic()
         self.longest = max(self.longest, now - self._last)
         if learned != self.learned:  # less is as good: a shard was restored, and learns
+            if now - self._last > _LONG:
+                silent = f"{self._service.name} learns again after {now - self._last:.1f} s"
+                sys.stderr.write(f"{time.strftime('%H:%M:%S')} {silent}\n")
             self.learned, self._last = learned, now

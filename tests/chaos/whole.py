@@ -76,7 +76,7 @@ class Whole:
         clocks: bool = True,
         settings: Mapping[str, str] = {},
     ) -> None:
-        self._folder = folder
+        self._folder, self._settings = folder, settings
         self.disk = folder / "disk" if contained else None
         checkpoints = folder / "disk"
         checkpoints.mkdir()
@@ -85,18 +85,26 @@ class Whole:
         names = [name for one in samples for name in names_of(one.name, one.name in backed)]
         self.network: Network = Wired(names) if contained else Loopback()
         self.servers = Servers(folder, self.network)
+        self._checkpoints = checkpoints
         self.running: list[Running] = []
         for one in samples:
-            service = Service(
-                *(one, folder, self.network),
-                stream=self.servers.stream,
-                redis=self.servers.redis,
-                checkpoints=checkpoints,
-                backed=one.name in backed,
-                clocks=clocks and not self.running,  # one service shows it
-                settings=settings,
-            )
+            service = self._service(one, folder, one.name in backed, clocks and not self.running)  # one shows it
             self.running.append(Running(service, rate, every))
+
+    def _service(self, samples: Samples, folder: Path, backed: bool, clocks: bool) -> Service:
+        return Service(
+            *(samples, folder, self.network),
+            stream=self.servers.stream,
+            redis=self.servers.redis,
+            checkpoints=self._checkpoints,
+            backed=backed,
+            clocks=clocks,
+            settings=self._settings,
+        )
+
+    def copy(self, service: Service, folder: Path) -> Service:
+        """The same service once more, with its stream, model and checkpoints, at addresses of its own."""
+        return self._service(service.samples, folder, bool(service.settings.ps.backups), clocks=False)
 
     @property
     def services(self) -> list[Service]:

@@ -8,18 +8,18 @@ from typing import Any
 import grpc
 import numpy as np
 
-from streamtrain.cluster.streams import open_stream
-from streamtrain.cluster.worker import WorkerProcess
-from streamtrain.config import load_settings
 from streamtrain.errors import ShardError
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.processes.worker import WorkerProcess
+from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl
 from streamtrain.ps.shards import Shards
+from streamtrain.settings.load import load_settings
+from streamtrain.stream.opening import open_stream
 from tests.cluster.counted import beginning, differences, is_bad, messages_of, stepping
-from tests.cluster.ports import free_ports
-from tests.cluster.test_ps_process import Process
+from tests.ports import free_ports
+from tests.processes.test_ps import Process
 from tests.ps.raw import until
 
-SECONDS = 90.0  # for which anything is waited for
+SECONDS = 180.0  # for which anything is waited for
 PARTITIONS = 2
 SAMPLES = 12_000  # of each partition
 
@@ -39,7 +39,7 @@ class Backed:
     def __init__(self, url: str, topic: str, place: Path | None = None) -> None:
         addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
         self._options = ["--ps", ",".join(addresses[:2]), f"--set=ps.backups={','.join(addresses[2:])}"]
-        self._options += ["--set=ps.backup_patience=1s"]
+        self._options += ["--set=ps.backup_patience=2s"]
         if place is not None:
             self._options += [f"--set=checkpoint.url={place}", "--set=checkpoint.every=300ms"]
             self._options += [f"--set=publish.url={url}", "--set=publish.every=1h"]

@@ -1,5 +1,5 @@
 """Fixtures of the tests of clusters."""
 
-from tests.cluster.published import server
+from tests.publish.published import server
 
 __all__ = ["server"]

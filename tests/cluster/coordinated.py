@@ -7,20 +7,20 @@ from typing import Any
 
 import grpc
 
-from streamtrain.cluster.coordinator_client import CoordinatorClient
-from streamtrain.cluster.coordinator_process import CoordinatorProcess
-from streamtrain.cluster.process import PsProcess
-from streamtrain.config import load_settings
+from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.errors import ShardUnavailable
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl
-from streamtrain.ps.security import Security, metadata
-from tests.cluster.ports import free_ports
+from streamtrain.processes.coordinator import CoordinatorProcess
+from streamtrain.processes.ps import PsProcess
+from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl
+from streamtrain.ps.rpc.security import Security, metadata
+from streamtrain.settings.load import load_settings
+from tests.ports import free_ports
 from tests.ps.counting import Log
 from tests.ps.raw import until
 from tests.ps.served import COUNTING, Served, learn
 
 LOG: Log = {0: [[1, 2], [2], [3], [1], [7, 8], [9], [2, 3], [11]], 1: [[5], [2, 5], [4]]}
-SECONDS = 60.0  # for which anything is waited for
+SECONDS = 120.0  # for which anything is waited for
 
 
 class Coordinated:
@@ -28,13 +28,16 @@ class Coordinated:
 
     Args:
         place: of checkpoints; None: there are none.
+        process: whether the coordinator is a process of its own, or part of shard 0.
         settings: others, by key.
     """
 
-    def __init__(self, place: Path | None = None, **settings: object) -> None:
+    def __init__(self, place: Path | None = None, *, process: bool = True, **settings: object) -> None:
         *shards, own = [f"127.0.0.1:{port}" for port in free_ports(3)]
-        self.addresses, self.address = shards, own
-        overrides: dict[str, object] = {"ps.addresses": ",".join(shards), "coordinator.address": own}
+        self.addresses, self.address = shards, own if process else shards[0]
+        overrides: dict[str, object] = {"ps.addresses": ",".join(shards)}
+        if process:
+            overrides["coordinator.address"] = own
         if place is not None:
             overrides |= {"checkpoint.url": str(place), "checkpoint.every": "1h"}
         self.settings = load_settings(None, {}, overrides | {k.replace("__", "."): v for k, v in settings.items()})
@@ -42,15 +45,15 @@ class Coordinated:
         self.coordinator: CoordinatorProcess | None = None
         self._stack = ExitStack()
         self._metadata = metadata(self.security)
-        self.channels = [(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in (*shards, own)]
+        self.channels = [(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in shards]
 
     @property
     def security(self) -> Security:
-        return Security.read(**self.settings.security.arguments())
+        return Security.from_settings(self.settings.security)
 
     def __enter__(self) -> "Coordinated":
         try:
-            for index in range(len(self.addresses)):
+            for index in reversed(range(len(self.addresses))):  # shard 0 last, as it may ask the others at once
                 self.start_shard(index)
             self.start()
         except BaseException:
@@ -67,7 +70,9 @@ class Coordinated:
             connected[0].close()
 
     def start(self, addresses: list[str] | None = None) -> None:
-        """Starts the coordinator."""
+        """Starts the coordinator, if it is a process of its own."""
+        if self.settings.coordinator.address is None:
+            return
         self.coordinator = CoordinatorProcess(addresses or self.addresses, self.settings)
         self.coordinator.start()
 
@@ -84,19 +89,19 @@ class Coordinated:
     def stop_shard(self, index: int) -> None:
         self.shards.pop(index).stop()
 
-    def client(self) -> CoordinatorClient:
-        """A client, which ends with the cluster."""
-        client = CoordinatorClient(self.address, self.security, timeout=SECONDS)
+    def client(self, address: str | None = None) -> CoordinatorClient:
+        """A client of the coordinator, or of another process, which ends with the cluster."""
+        client = CoordinatorClient([address or self.address], self.security, timeout=SECONDS)
         self._stack.callback(client.close)
         return client
 
-    def control(self, index: int = -1) -> RemoteControl:
-        """Of a shard; -1: of the coordinator, which is asked in the place of shard 0."""
+    def control(self, index: int = 0) -> RemoteControl:
+        """Of a shard."""
         return RemoteControl(*self.channels[index], self._metadata, SECONDS)
 
     def learn(self, log: Log = LOG) -> None:
         """All of a log that was not learned yet, one sample at a time."""
-        learn(Served([], [], self.channels[:-1], COUNTING), log)
+        learn(Served([], [], self.channels, COUNTING), log)
 
     def status(self, condition: Callable[[dict[str, Any]], object] = lambda status: True) -> dict[str, Any]:
         """The status, once it fulfils a condition."""

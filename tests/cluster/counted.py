@@ -17,7 +17,7 @@ from streamtrain.model.model import Model
 from streamtrain.model.optimizers import SGD
 from streamtrain.model.schema import Schema
 from streamtrain.model.spec import Spec
-from streamtrain.ps.shards import Beginning, Shards
+from streamtrain.ps.shards import RunTemplate, Shards
 from streamtrain.train.step import StepResult
 
 IDS = 2000
@@ -102,15 +102,16 @@ def stepping(tensorflow: bool) -> tuple[Model, Any, Spec]:
         from streamtrain.train.step import Step
 
         return made, Step(made), Spec.of(made)
+    made.micro_batch_size = None
     table = {"name": "ids", **made.schema.tables[0].settings(made.embedding_optimizer, made.seed)}
     dense = made.dense_optimizer.settings()
     spec = Spec(made.schema.fingerprint(), made.seed, made.reduction, (table,), ((DENSE,),), (), dense)
     return made, CountingStep(), spec
 
 
-def beginning(tensorflow: bool) -> Beginning:
+def beginning(tensorflow: bool) -> RunTemplate:
     _, step, spec = stepping(tensorflow)
-    return Beginning(spec, step.initial_dense, step.initial_statistics, {})
+    return RunTemplate(spec, step.initial_dense, step.initial_statistics, {})
 
 
 def differences(shards: Shards, partitions: int, samples: int) -> list[str]:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from streamtrain.cluster.overview import Overview
-from streamtrain.cluster.remote import leader_of, publish_now, verify
+from streamtrain.cluster.client import CoordinatorClient, StatusReader
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.clock import Span
-from streamtrain.ps.control import Retry
+from streamtrain.ps.rpc.control import Retry
 from streamtrain.ps.shards import Shards
-from streamtrain.store.epochs import Epochs
+from streamtrain.store.checkpoint.epochs import Epochs
 from tests.cluster.backed import SAMPLES, SECONDS, Backed
 from tests.cluster.counted import beginning
 from tests.cluster.here import run
@@ -133,12 +132,12 @@ def test_backups_go_on_with_checkpoints_and_come_back_from_them(tmp_path: Path) 
 
 def check_what_commands_ask(backed: Backed, learned: int) -> None:
     """It is the backup of shard 0 that is asked, as it has taken over; of shard 1 it is not."""
-    leader = leader_of(backed.settings, None)
-    published = publish_now(leader, backed.settings.security, timeout=SECONDS)
-    assert published.clock == {0: learned, 1: learned}
-    assert verify(leader, backed.settings.security, timeout=SECONDS).agrees
-    with Overview.of(backed.settings, None) as overview:
-        shards = overview.read()["shards"]
+    with CoordinatorClient.from_settings(backed.settings) as client:
+        assert client.publish_now(timeout=SECONDS).clock == {0: learned, 1: learned}
+        assert client.verify(timeout=SECONDS).agrees
+    with StatusReader.from_settings(backed.settings, None) as reader:
+        until(lambda: len(reader.read()["workers"]) == 1 and not reader.note, SECONDS)  # it finds the backup, too
+        shards = reader.read()["shards"]
     assert [shard["state"] for shard in shards] == ["ready", "ready"]
     assert [shard["address"] for shard in shards] == [backed.settings.ps.backups[0], backed.settings.ps.addresses[1]]
     assert [shard["backup_in_step"] for shard in shards] == [False, True]

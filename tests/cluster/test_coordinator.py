@@ -14,17 +14,16 @@ import streamtrain.cluster.coordinator_pb2 as pb
 
 from streamtrain._core import shards_of
 from streamtrain.cluster import members
-from streamtrain.cluster.coordinator_client import Beats
-from streamtrain.cluster.coordinator_server import SERVICE
+from streamtrain.cluster.client import Heartbeat
+from streamtrain.cluster.server import SERVICE
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ConfigError, ShardError, ShardRefused, ShardUnavailable
-from streamtrain.store.epochs import Epochs
-from streamtrain.store.origin import Publication
+from streamtrain.store.checkpoint.epochs import Epochs
 from tests.cluster.coordinated import LOG, SECONDS, Coordinated, names, states
-from tests.cluster.published import read
 from tests.cluster.test_leading import figures, samples, windows
 from tests.ps.counting import key
 from tests.ps.raw import until
+from tests.publish.published import read
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = [key(one) for one in (1, 2, 3, 4, 5, 7, 8, 9, 11)]
@@ -40,15 +39,16 @@ def documented() -> dict[str, Any]:
 
 def test_status_has_what_is_documented(tmp_path: Path, server: Valkey) -> None:
     worker = {"partitions": [0, 1], "lag": {"0": 3, "1": 4}, "samples_per_s": 2.5, "dead_letters": {"json": 2}}
-    serving = {"address": "0.0.0.0:1", "version": "head", "publication": 1, "freshness_ms": 5.0}
+    worker |= {"samples_per_batch": 1.5}
+    serving = {"address": "0.0.0.0:1", "version": "head", "publication": 1, "watermark": 1e9, "freshness_ms": 5.0}
     with (
         Coordinated(tmp_path, publish__url=server.url, publish__model="counted", publish__every="1h") as cluster,
-        Beats(cluster.client(), "worker", "w", lambda: worker),
-        Beats(cluster.client(), "server", "s", lambda: serving | {"name": "another", "seen": -1}),
+        Heartbeat(cluster.client(), "worker", "w", lambda: worker),
+        Heartbeat(cluster.client(), "server", "s", lambda: serving | {"name": "another", "seen": -1}),
     ):
         cluster.learn()
-        cluster.control().report("w", windows(samples(1)))
-        cluster.control().publish_now(timeout=SECONDS)
+        cluster.client().report("w", windows(samples(1)))
+        cluster.client().publish_now(timeout=SECONDS)
         taken = cluster.client().checkpoint()
         status = cluster.status(lambda found: found["samples"] == 11 and names(found) and found["history"])
         expected = documented()
@@ -67,6 +67,8 @@ def test_status_has_what_is_documented(tmp_path: Path, server: Valkey) -> None:
         assert 0 <= status["servers"][0]["seen"] < SECONDS
         assert status["checkpoint"]["epoch"] == taken.epoch
         assert status["publication"]["number"] == 1
+        point = status["history"][-1]
+        assert point["freshness_ms"] in (None, pytest.approx(1000 * (point["time"] - 1e9)))  # None: before it joined
         assert status["slots"] == {"epoch": 1, "shards": cluster.addresses}
 
 
@@ -94,10 +96,10 @@ def test_a_shard_goes_away_and_comes_back(tmp_path: Path, caplog: pytest.LogCapt
 def test_workers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     with Coordinated() as cluster:
         client = cluster.client()
-        with Beats(cluster.client(), "worker", "stays", lambda: {"dead_letters": {"json": 1}}):
-            with Beats(cluster.client(), "worker", "leaves", lambda: {"dead_letters": {"json": 10, "time": 5}}):
+        with Heartbeat(cluster.client(), "worker", "stays", lambda: {"dead_letters": {"json": 1}}):
+            with Heartbeat(cluster.client(), "worker", "leaves", lambda: {"dead_letters": {"json": 10, "time": 5}}):
                 cluster.status(lambda found: names(found) == ["leaves", "stays"])
-                cluster.control().report("leaves", windows(samples(1)))
+                cluster.client().report("leaves", windows(samples(1)))
                 assert cluster.status()["figures"] == figures(samples(1))
             status = cluster.status(lambda found: names(found) == ["stays"])
             assert status["dead_letters"] == {"json": 11, "time": 5}
@@ -109,22 +111,23 @@ def test_workers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
             assert cluster.status()["dead_letters"] == {"json": 112, "time": 5}
 
 
-def test_it_answers_in_the_place_of_shard_0(server: Valkey) -> None:
+def test_it_publishes_and_hears_of_predictions(server: Valkey) -> None:
     with Coordinated(publish__url=server.url, publish__model="counted", publish__every="1h") as cluster:
-        for ask in (lambda: cluster.control(0).report("w", []), lambda: cluster.control(0).publish_now()):
-            with pytest.raises(ShardRefused, match="shard 0 does not lead"):
+        shard = cluster.client(cluster.addresses[0])
+        for ask in (lambda: shard.report("w", []), shard.publish_now, shard.verify, shard.status):
+            with pytest.raises(ShardRefused, match=f"shard 0 is not the coordinator; it is at {cluster.address}"):
                 ask()
         with pytest.raises(ShardUnavailable, match="nothing has been learned"):
-            cluster.control().publish_now(timeout=SECONDS)
+            cluster.client().publish_now(timeout=SECONDS)
         cluster.learn()
-        cluster.control().report("w", windows(samples(1)))
-        published = Publication.of_json(json.loads(cluster.control().publish_now(timeout=SECONDS)))
+        cluster.client().report("w", windows(samples(1)))
+        published = cluster.client().publish_now(timeout=SECONDS)
         assert published == read(server.url)[0]
         assert published.metrics == figures(samples(1))
         bad = windows(samples(1))
         bad[0].counts = bad[0].counts[:-3]
-        with pytest.raises(ShardRefused, match="damaged"):
-            cluster.control().report("w", bad)
+        with pytest.raises(ShardRefused, match="is invalid"):
+            cluster.client().report("w", bad)
         assert cluster.coordinator
         assert cluster.coordinator.server.counters["refused_reports"] == 1
 
@@ -134,7 +137,7 @@ def test_what_it_tells_prometheus(server: Valkey) -> None:
         publish__url=server.url, publish__model="counted", publish__every="1h", coordinator__metrics="127.0.0.1:0"
     ) as cluster:
         cluster.learn()
-        cluster.control().publish_now(timeout=SECONDS)
+        cluster.client().publish_now(timeout=SECONDS)
         assert cluster.coordinator
         assert cluster.coordinator.metrics
 
@@ -219,7 +222,7 @@ def test_rows_are_found_at_their_owner() -> None:
             assert client.inspect("ids", one) == {"count": row.learned, "last_seen": row.last_seen or None}
         assert [(client.inspect("ids", one) or {})["count"] for one in KEYS[:2]] == [2, 4]
         assert client.inspect("ids", key(12345)) is None
-        with pytest.raises(ShardRefused, match="there is no table 'x'; tables are ids"):
+        with pytest.raises(ShardRefused, match="unknown table 'x'; the tables are ids"):
             client.inspect("x", KEYS[0])
 
 
@@ -236,23 +239,23 @@ def test_processes_outlive_the_coordinator(caplog: pytest.LogCaptureFixture) -> 
             beaten.release()
             return {}
 
-        with Beats(cluster.client(), "worker", "w", about):
+        with Heartbeat(cluster.client(), "worker", "w", about):
             cluster.status(lambda found: names(found) == ["w"])
             cluster.stop()
-            until(lambda: said("the coordinator is away, all else goes on"), SECONDS)
+            until(lambda: said("the coordinator is unreachable, all else continues"), SECONDS)
             while beaten.acquire(blocking=False):
                 pass
             assert all(beaten.acquire(timeout=SECONDS) for _ in range(3))  # it goes on trying
             cluster.learn()
             cluster.start()
             assert names(cluster.status(lambda found: names(found) == ["w"])) == ["w"]
-            until(lambda: said("the coordinator is back"), SECONDS)
-        assert said("the coordinator is away") == said("the coordinator is back") == 1
+            until(lambda: said("the coordinator is reachable again"), SECONDS)
+        assert said("the coordinator is unreachable") == said("the coordinator is reachable again") == 1
 
 
 def test_whoever_goes_by_an_old_slot_map_is_told(tmp_path: Path) -> None:
     moved = threading.Semaphore(0)
-    with Coordinated(tmp_path) as cluster, Beats(cluster.client(), "worker", "w", dict, moved.release):
+    with Coordinated(tmp_path) as cluster, Heartbeat(cluster.client(), "worker", "w", dict, moved.release):
         assert cluster.client().slots() == (1, tuple(cluster.addresses))
         cluster.status(lambda found: names(found) == ["w"])
         cluster.stop()
@@ -272,7 +275,7 @@ def test_only_those_with_the_token_are_answered() -> None:
         cluster.status(lambda found: states(found) == ["empty", "empty"])  # shards take its token, too
         with grpc.insecure_channel(cluster.address) as channel:
             for number, carried in enumerate([(), (("authorization", "Bearer wrong"),)]):
-                ask = channel.unary_unary(f"/{SERVICE}/Status")
+                ask = channel.unary_unary(f"/{SERVICE.full_name}/Status")
                 with pytest.raises(grpc.RpcError) as caught:
                     ask(pb.StatusRequest().SerializeToString(), metadata=carried, timeout=SECONDS)
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -283,13 +286,13 @@ def test_only_those_with_the_token_are_answered() -> None:
 def test_nonsense_is_refused_and_counted() -> None:
     with Coordinated() as cluster, grpc.insecure_channel(cluster.address) as channel:
         for name, request, message in (
-            ("Beat", b"\xff", "the request is no BeatRequest"),
-            ("Beat", pb.BeatRequest(kind=7, name="w", about="{}").SerializeToString(), "not of kind 7"),
-            ("Beat", pb.BeatRequest(name="w", about="[]").SerializeToString(), "no JSON object"),
-            ("Leave", pb.LeaveRequest(kind=7, name="w").SerializeToString(), "not of kind 7"),
+            ("Beat", b"\xff", "the request is not a BeatRequest"),
+            ("Beat", pb.BeatRequest(kind=7, name="w", about="{}").SerializeToString(), "unknown kind of process 7"),
+            ("Beat", pb.BeatRequest(name="w", about="[]").SerializeToString(), "is not a JSON object"),
+            ("Leave", pb.LeaveRequest(kind=7, name="w").SerializeToString(), "unknown kind of process 7"),
         ):
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(f"/{SERVICE}/{name}")(request, timeout=SECONDS)
+                channel.unary_unary(f"/{SERVICE.full_name}/{name}")(request, timeout=SECONDS)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert message in caught.value.details()
         assert cluster.coordinator
@@ -297,6 +300,6 @@ def test_nonsense_is_refused_and_counted() -> None:
         with pytest.raises(ShardRefused, match=r"set checkpoint\.url where the coordinator runs"):
             cluster.client().checkpoint()
         with pytest.raises(ShardRefused, match=r"set publish\.url where"):
-            cluster.control().publish_now()
+            cluster.client().publish_now()
         with pytest.raises(ConfigError, match="cannot listen"):
             cluster.start()  # a second one at the same address

@@ -76,16 +76,16 @@ def test_kinds_do_not_mix() -> None:
 @pytest.mark.parametrize(
     ("name", "about", "message", "reason"),
     [
-        ("", "{}", "a name of 1 to 256 characters, not 0", "malformed"),
-        ("x" * 257, "{}", "a name of 1 to 256 characters, not 257", "malformed"),
+        ("", "{}", "name must have 1 to 256 characters, not 0", "malformed"),
+        ("x" * 257, "{}", "name must have 1 to 256 characters, not 257", "malformed"),
         ("a", '"' + "x" * (64 << 10) + '"', "at most 65536", "limit"),
-        ("a", "", "what a says of itself is no JSON: ", "malformed"),
-        ("a", "{", "what a says of itself is no JSON: ", "malformed"),
-        ("a", "[" * 60_000, "what a says of itself is no JSON: ", "malformed"),
-        ("a", "[1]", "what a says of itself is no JSON object", "malformed"),
-        ("a", "null", "what a says of itself is no JSON object", "malformed"),
-        ("a", '{"rate": NaN}', "NaN is none of its numbers", "malformed"),
-        ("a", '{"rate": -Infinity}', "-Infinity is none of its numbers", "malformed"),
+        ("a", "", "the heartbeat of a is not JSON: ", "malformed"),
+        ("a", "{", "the heartbeat of a is not JSON: ", "malformed"),
+        ("a", "[" * 60_000, "the heartbeat of a is not JSON: ", "malformed"),
+        ("a", "[1]", "the heartbeat of a is not a JSON object", "malformed"),
+        ("a", "null", "the heartbeat of a is not a JSON object", "malformed"),
+        ("a", '{"rate": NaN}', "NaN is not a JSON number", "malformed"),
+        ("a", '{"rate": -Infinity}', "-Infinity is not a JSON number", "malformed"),
     ],
 )
 def test_what_is_damaged_is_refused(name: str, about: str, message: str, reason: str) -> None:
@@ -100,7 +100,7 @@ def test_there_are_only_so_many() -> None:
     members = Watched()
     for i in range(4096):
         members.beat("worker", str(i), "{}")
-    with pytest.raises(ShardRefused, match="4096 processes already") as caught:
+    with pytest.raises(ShardRefused, match="4096 members already") as caught:
         members.beat("server", "one more", "{}")
     assert caught.value.reason == "limit"
     members.beat("worker", "7", '{"still": 1}')  # who is there already may say so
@@ -133,8 +133,8 @@ def test_who_is_lost_is_counted_and_said_and_who_leaves_is_not(caplog: pytest.Lo
     assert members.of("worker") == members.of("worker") == []
     assert members.lost == {"worker": 1}
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
-        ("INFO", "worker a is there"),
-        ("INFO", "worker b is there"),
-        ("INFO", "worker b has ended"),
-        ("WARNING", "worker a is lost: it has not said for 7 s that it is there"),
+        ("INFO", "worker a joined"),
+        ("INFO", "worker b joined"),
+        ("INFO", "worker b left"),
+        ("WARNING", "worker a lost: no heartbeat for 7 s"),
     ]

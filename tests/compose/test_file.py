@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from streamtrain.config import load_settings
 from streamtrain.embedded import jars
+from streamtrain.settings.load import load_settings
 from tests.compose.composed import APP, FILE, ROOT, TOKEN, WORKING, Composed, Missing
 
 DOCKERFILE = (ROOT / "services" / "Dockerfile").read_text()

@@ -4,6 +4,7 @@ Real Kafka, a real server of Redis' protocol, two shards, two workers, coordinat
 as its demo does it.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,15 +22,23 @@ import pytest
 
 from streamtrain.embedded.kafka import Broker
 from streamtrain.embedded.valkey import Valkey
-from tests.cluster.test_whole_path import ask
-from tests.compose.composed import TOKEN, Composed, Machine, Program
+from tests.compose.composed import ROOT, TOKEN, Composed, Machine, Program
+from tests.compose.prometheus import command, scraping
+from tests.processes.test_whole_path import ask
 from tests.stream.servers import kafka
 
 __all__ = ["kafka"]
 
-LONG = 120.0
+LONG = 240.0
 FLIGHT = {"carrier": "UA", "tail": "N14228", "flight": 1545, "origin": "EWR", "dest": "IAH", "route": "EWR-IAH"}
 FLIGHT |= {"hour": 5, "weekday": 1, "month": 1}
+# Queries of the dashboard by title. That of the alerts is empty, as it should be, while none fires.
+PANELS = [
+    (panel["title"], target["expr"])
+    for panel in json.loads((ROOT / "services" / "grafana" / "streamtrain.json").read_text())["panels"]
+    for target in panel.get("targets", ())
+    if panel["title"] != "Alerts"
+]
 NEVER_SEEN = dict.fromkeys(FLIGHT, "never seen")
 
 
@@ -77,6 +87,29 @@ class Containers:
         )
         return done.returncode == 0
 
+    def run(self, program: Program, command: list[str], given: str) -> None:
+        """A command in the container of a program, until it has done its work."""
+        done = subprocess.run(
+            command,
+            cwd=program.folder,
+            env=self._environment(program),
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONG,
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+
+    def scraped(self) -> dict[str, list[str]]:
+        """Addresses of the metrics of all containers, by the job of Prometheus that scrapes them."""
+        targets = defaultdict(list)
+        for service in self.composed.ours:
+            for instance in range(self.composed.replicas(service)):
+                port = "8501" if service == "serving" else "9100"
+                targets[service.partition("-")[0]].append(self.machine.address(service, port, instance))
+        return targets
+
     def stop(self, *services: str) -> dict[str, int]:
         """SIGTERM to all of some services at the same time; exit codes by container."""
         names = [name for name in self.running if name.rpartition("-")[0] in services]
@@ -102,6 +135,21 @@ def containers(kafka: Broker, tmp_path: Path) -> Iterator[Containers]:
             one.wait()
 
 
+def check_panels(prometheus: str, containers: Containers, predict: Callable[[], object]) -> None:
+    """A Prometheus that scrapes the containers answers every query of the dashboard."""
+    for service in ("worker", "coordinator"):
+        (program, *_) = containers.machine.programs(service)
+        words = ["produce", "-"] if service == "worker" else ["checkpoint"]
+        containers.run(program, [sys.executable, "-m", "streamtrain", *words], "no JSON\n")
+    with tempfile.TemporaryDirectory() as folder, scraping(prometheus, containers.scraped(), Path(folder)) as server:
+
+        def unanswered() -> list[str]:
+            predict()
+            return [title for title, query in PANELS if not server.values(query)]
+
+        containers.wait_until(lambda: not unanswered())
+
+
 def test_what_compose_starts_learns_and_predicts(containers: Containers) -> None:
     assert {*containers.running} == {"ps-0-0", "ps-1-0", "coordinator-0", "worker-0", "worker-1", "serving-0"}
     containers.wait_until_well()
@@ -124,6 +172,8 @@ def test_what_compose_starts_learns_and_predicts(containers: Containers) -> None
     assert 0 < flight < 1
     assert flight != unknown, containers.said()
     assert headers["x-trained-through"].startswith("2013-")
+    if (prometheus := command("prometheus")) is not None:
+        check_panels(prometheus, containers, lambda: ask(predict, asked))
 
     assert containers.stop("produce") == {"produce-0": 128 + signal.SIGTERM}
     for services in containers.composed.ends():

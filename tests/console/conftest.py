@@ -79,6 +79,7 @@ def looking(browser: Browser, url: str, *, width: int = 1280, dark: bool = False
     page.on("pageerror", lambda one: window.said.append(str(one)))
     page.on("request", lambda one: window.asked.append(one.url))
     page.goto(url)
-    page.get_by_text("serving", exact=True).or_(page.get_by_text("nothing loaded", exact=True)).wait_for()
+    state = page.get_by_text("serving", exact=True).or_(page.get_by_text("nothing loaded", exact=True))
+    state.or_(page.locator("details.operation").first).wait_for()
     yield window
     context.close()

@@ -15,8 +15,8 @@ from streamtrain.errors import ShardUnavailable
 from streamtrain.model.features import Feature
 from streamtrain.model.spec import Spec
 from streamtrain.serve.registry import HEAD, Registry
-from streamtrain.store.memory_origin import MemoryOrigin
-from streamtrain.store.origin import Publication, RowChange, Step, Weights
+from streamtrain.store.publication import Publication, PublicationStep, RowChange, Weights
+from streamtrain.testing.store import MemoryOrigin
 
 USERS, ITEMS, TAGS = (
     [f"u{i}" for i in range(40)],
@@ -38,7 +38,7 @@ def model_of() -> stm.Model:
         stm.Categorical("history", table="item", dim=8, max_length=5),
         stm.Categorical("tags", dim=4, default="none"),
         stm.Cross("user & tags", 2, of=("user", "tags")),
-        stm.Numeric("price"),
+        stm.Numeric("price", transform=None),
         stm.Numeric("age", default=30.0, transform="standardize", mean=30.0, stddev=10.0),
     ]
     return stm.Model(stm.Schema(features=features, label=["click", "buy"], time="ts"), graph, name="shop")
@@ -88,7 +88,7 @@ class WithFigures(MemoryOrigin):
         loaded, weights = super().load(publication, take)
         return _with_figures(loaded), weights
 
-    def follow(self, publication: Publication, seconds: float) -> Iterator[Step]:
+    def follow(self, publication: Publication, seconds: float) -> Iterator[PublicationStep]:
         for step in super().follow(publication, seconds):
             yield step._replace(publication=_with_figures(step.publication))
 
@@ -159,11 +159,25 @@ def told() -> Told:
     ]
     gone = {"index": 2, "address": "10.0.0.6:7000", "state": "away", "rows": {}, "bytes": None, "clock": {}}
     workers = [
-        {"name": "worker-0", "partitions": [0, 2], "lag": 412, "samples_per_s": 2103.4, "seen": 0.4},
-        {"name": "worker-1", "partitions": [1], "lag": 96, "samples_per_s": 1040.0, "seen": 12.1},
+        {
+            "name": "worker-0",
+            "partitions": [0, 2],
+            "lag": 412,
+            "samples_per_s": 2103.4,
+            "samples_per_batch": 22.5,
+            "seen": 0.4,
+        },
+        {
+            "name": "worker-1",
+            "partitions": [1],
+            "lag": 96,
+            "samples_per_s": 1040.0,
+            "samples_per_batch": 12.0,
+            "seen": 12.1,
+        },
     ]
     servers = [
-        {"name": "serving-0", "address": "10.0.0.9:8501", "version": "2", "publication": 512, "freshness_ms": 1240},
+        {"name": "serving-0", "address": "10.0.0.9:8501", "version": "2", "publication": 512, "watermark": now - 1.2},
         {"name": "serving-1", "address": "10.0.0.10:8501", "version": "head", "publication": 513, "freshness_ms": None},
     ]
     steps = range(300)
@@ -193,6 +207,9 @@ def told() -> Told:
         "shards": [*shards, gone | {"samples": None, "epoch": None}],
         "workers": workers,
         "servers": servers,
+        "log_time": now - 0.7,
+        "workers_left": 1,
+        "dead_letter_examples": {"missing_field": {"field": "item", "partition": 2, "offset": 7041}},
         "dead_letters": {"<b>not_json</b>": 3, "missing_field": 1204, "bad_time": 41},
         "checkpoint": {"epoch": 14, "at": now - 44},
         "publication": {"number": 513, "published": now - 0.8, "watermark": now - 1.2},

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from streamtrain._core import hash_bytes
-from streamtrain.serve.app import make_app
-from streamtrain.serve.inspector import MOST_IDS
+from streamtrain.serve.http.app import make_app
+from streamtrain.serve.inspector import MAX_IDS
 from streamtrain.serve.registry import Registry
 from tests.console.conftest import MODEL, Shown
 from tests.console.shown import Told, origin_of, registry_of, told
@@ -23,10 +23,12 @@ INSTANCE: dict[str, Any] = {"user": "u7", "item": 7, "history": [1, 2, "999"], "
 
 # The page and its files.
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
 
 @pytest.mark.parametrize("path", ["/", "/console/main.js", "/console/style.css", "/console/uplot/uPlot.iife.min.js"])
 def test_the_page_may_load_nothing_from_elsewhere(shown: Shown, path: str) -> None:
-    answer = shown.client.get(path)
+    answer = shown.client.get(path, headers=BROWSER)
     assert answer.status_code == 200
     policy = answer.headers["content-security-policy"].split("; ")
     assert {"default-src 'self'", "frame-ancestors 'none'"} <= {*policy}
@@ -34,7 +36,7 @@ def test_the_page_may_load_nothing_from_elsewhere(shown: Shown, path: str) -> No
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert "access-control-allow-origin" not in answer.headers
-    again = shown.client.get(path, headers={"if-none-match": answer.headers.get("etag", "none")})
+    again = shown.client.get(path, headers=BROWSER | {"if-none-match": answer.headers.get("etag", "none")})
     assert again.status_code == (304 if "etag" in answer.headers else 200)
 
 
@@ -44,7 +46,7 @@ def test_files_that_are_not_there(shown: Shown) -> None:
 
 
 def test_the_page_names_the_model(shown: Shown) -> None:
-    page = shown.client.get("/").text
+    page = shown.client.get("/", headers=BROWSER).text
     assert "<title>shop · streamtrain</title>" in page
     assert "{model}" not in page
     assert "http://" not in page
@@ -112,7 +114,7 @@ def test_a_coordinator_that_is_away() -> None:
     with serving(registry, cluster=cluster) as client:
         answer = client.get(f"{URL}/cluster")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert answer.json()["error"] == "the coordinator is away: 10.0.0.2:7100 does not answer"
+        assert answer.json()["error"] == "the coordinator is unreachable: 10.0.0.2:7100 does not answer"
         row = client.get(f"{URL}/rows/user/u7").json()
         assert (row["found"], row["count"], row["cluster"]) == (True, None, "away: 10.0.0.2:7100 does not answer")
 
@@ -156,8 +158,8 @@ def test_any_id_can_be_asked_for(shown: Shown, table: str, id: str) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
-        ("/rows/none/u1", 404, "there is no table 'none'; the tables are user, item, tags"),
-        (f"/rows/user/{'x' * 257}", 400, "an id may have 256 bytes"),
+        ("/rows/none/u1", 404, "unknown table 'none'; the tables are user, item, tags"),
+        (f"/rows/user/{'x' * 257}", 400, "an id may have at most 256 bytes"),
     ],
 )
 def test_rows_that_cannot_be(shown: Shown, path: str, status: int, message: str) -> None:
@@ -226,7 +228,7 @@ def test_what_is_explained_is_what_is_read(shown: Shown) -> None:
         ({"instances": []}, 400, "one instance is explained at a time, not 0"),
         ({"instances": [{"user": "u1"}]}, 400, "instance 0: missing_field in field 'item'"),
         ({}, 400, "the body must have either"),
-        ({"instances": [INSTANCE | {"tags": ["t"] * MOST_IDS}]}, 413, f"may have {MOST_IDS} ids, not "),
+        ({"instances": [INSTANCE | {"tags": ["t"] * MAX_IDS}]}, 413, f"at most {MAX_IDS} ids, not "),
     ],
 )
 def test_instances_that_are_not_explained(shown: Shown, body: Any, status: int, message: str) -> None:

@@ -4,8 +4,9 @@ from contextlib import ExitStack
 
 from playwright.sync_api import Browser, Page, Route, expect
 
-from streamtrain.serve.app import make_app
-from streamtrain.serve.follower import Follower
+from streamtrain.serve.follower import RegistryUpdater
+from streamtrain.serve.http.app import make_app
+from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import HEAD, Registry
 from tests.console.conftest import MODEL, looking, showing
 from tests.console.shown import origin_of, publish, registry_of
@@ -46,7 +47,7 @@ def test_a_wrong_token_may_nothing(browser: Browser) -> None:
 
 
 def test_a_server_that_tells_nothing_without_a_token(browser: Browser) -> None:
-    app = make_app(registry_of(MODEL, origin_of(MODEL)), admin_token=TOKEN, read_token="may-read")
+    app = make_app(registry_of(MODEL, origin_of(MODEL)), config=ServingConfig(admin_token=TOKEN, read_token="may-read"))
     with running(app) as url, browser.new_context() as context:
         page = context.new_page()
         page.goto(url)
@@ -56,6 +57,12 @@ def test_a_server_that_tells_nothing_without_a_token(browser: Browser) -> None:
         expect(page.get_by_text("This token may read, but not promote")).to_be_visible()
         use(page, TOKEN)
         expect(page.get_by_text("The token is accepted")).to_be_visible()
+        page = context.new_page()
+        page.goto(f"{url}/docs")
+        expect(page.get_by_text("This server asks for its read token")).to_be_visible()
+        page.get_by_label("Token").fill("may-read")
+        page.get_by_role("button", name="Use").click()
+        expect(page.locator("details.operation").first).to_be_visible()
 
 
 def test_promote_and_roll_back_by_the_keyboard(browser: Browser) -> None:
@@ -111,7 +118,7 @@ def test_what_the_gate_holds_back_can_be_forced(browser: Browser) -> None:
         if len(bodies) > 1:
             route.continue_()
         else:
-            route.fulfill(status=409, json={"error": 'held back: auc; to serve it even so, send "force": true'})
+            route.fulfill(status=409, json={"error": 'held back: auc; to serve it anyway, send "force": true'})
 
     with showing() as shown, looking(browser, shown.url) as (page, _, _):
         page.route("**/*:promote", answer)
@@ -141,7 +148,7 @@ def test_history_where_the_server_tells_it(browser: Browser) -> None:
 
 def test_control_can_be_off(browser: Browser) -> None:
     with running(make_app(registry_of(MODEL, origin_of(MODEL)))) as url, looking(browser, url) as (page, said, _):
-        expect(page.get_by_text("Control is off")).to_be_visible()
+        expect(page.get_by_text("Control is off: set serve.admin_token to promote and roll back.")).to_be_visible()
         expect(page.get_by_label("Admin token")).to_be_hidden()
         expect(page.get_by_role("button", name="Roll back")).to_be_hidden()
         assert said == []
@@ -153,7 +160,7 @@ def test_control_can_be_off(browser: Browser) -> None:
 def test_nothing_is_loaded_until_something_is_published(browser: Browser) -> None:
     origin = origin_of(MODEL)
     registry = Registry(MODEL, origin)
-    follower = Follower(registry, every=0.05)
+    follower = RegistryUpdater(registry, every=0.05)
     with serving(registry, follower) as client, looking(browser, str(client.base_url)) as (page, said, _):
         expect(page.locator("#notices")).to_contain_text("Nothing is loaded yet (")
         expect(page.locator("#notices")).to_contain_text("nothing has been published in memory")
@@ -183,15 +190,30 @@ def test_a_coordinator_that_is_away_and_comes_back(browser: Browser) -> None:
     with showing() as shown, looking(browser, shown.url) as (page, _, _):
         expect(page.get_by_role("table", name="Shards")).to_be_visible()
         shown.cluster.away = "10.0.0.2:7100 does not answer"
-        notice = "The coordinator is away: 10.0.0.2:7100 does not answer."
+        notice = "The coordinator is unreachable: 10.0.0.2:7100 does not answer."
         expect(page.locator("#notices")).to_have_text(notice)
-        expect(page.locator("#cluster")).to_contain_text(", as the coordinator is away.")
+        expect(page.locator("#cluster")).to_contain_text(", as the coordinator is unreachable.")
         expect(page.get_by_role("table", name="Shards")).to_be_visible()
         expect(page.get_by_text("serving", exact=True)).to_be_visible()
         page.get_by_label("Id", exact=True).fill("u7")
         page.get_by_role("button", name="Look up").click()
         expect(page.locator("#rows-result")).to_contain_text("Learnednot known")
         shown.cluster.away = ""
+        expect(page.locator("#notices")).to_be_empty()
+
+
+def test_workers_that_keep_leaving(browser: Browser) -> None:
+    with showing() as shown, looking(browser, shown.url) as (page, _, _):
+        expect(page.get_by_text("serving", exact=True)).to_be_visible()
+        shown.cluster.said["workers_left"] = 4
+        expect(page.locator("#state")).to_have_text("not learning")
+        assert page.locator("#state").get_attribute("class") == "pill bad"
+        expect(page.locator("#notices")).to_contain_text("Workers keep leaving: 4 in the last two minutes.")
+        shown.cluster.said |= {"workers_left": 1, "workers": []}
+        expect(page.locator("#notices")).to_contain_text("No worker is running, so nothing is learned.")
+        expect(page.locator("#state")).to_have_text("not learning")
+        shown.cluster.said["workers"] = [{"name": "worker-2", "partitions": [0], "seen": 0.1}]
+        expect(page.locator("#state")).to_have_text("serving")
         expect(page.locator("#notices")).to_be_empty()
 
 

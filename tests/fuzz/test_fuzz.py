@@ -13,7 +13,7 @@ import pytest
 from tests.fuzz import building, running
 from tests.stream.servers import missing
 
-SECONDS = 2
+SECONDS = 1
 
 
 def unavailable(why: building.Missing) -> NoReturn:

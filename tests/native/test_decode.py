@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamtrain import _core
+from tests.native.examples import examples
 from tests.oracles import decode as oracle
 from tests.oracles.decode import Categorical, Cross, Label, Numeric, Refused, Sample, Schema
 
@@ -39,6 +40,7 @@ def make_decoder(schema: Schema) -> _core.Decoder:
         weight=schema.weight,
         max_message_bytes=schema.max_message_bytes,
         max_id_bytes=schema.max_id_bytes,
+        max_ids=schema.max_ids,
         max_depth=schema.max_depth,
     )
 
@@ -259,6 +261,7 @@ def schemas(draw: st.DrawFn) -> Schema:
         time=draw(st.none() | fields),
         weight=draw(st.none() | fields),
         max_id_bytes=draw(st.sampled_from([256, 40, 14])),
+        max_ids=draw(st.sampled_from([10_000, 10_000, 7, 2])),
         max_depth=draw(st.sampled_from([32, 5, 3])),
     )
 
@@ -301,7 +304,7 @@ def with_value(field: str, value: str, base: bytes = GOOD) -> bytes:
 # --- random samples --------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(schemas(), seeds, st.booleans(), st.sampled_from([0.0, 0.01, 0.1]))
 def test_random_samples_of_random_schemas(schema: Schema, seed: int, with_labels: bool, bad: float) -> None:
     writer = Writer(seed)
@@ -312,7 +315,7 @@ def test_random_samples_of_random_schemas(schema: Schema, seed: int, with_labels
 
 @pytest.mark.parametrize("bad", [0.01, 0.5, 1.0])
 @given(seed=seeds)
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_bad_messages_leave_the_others_of_their_batch_alone(bad: float, seed: int) -> None:
     rng = random.Random(seed)
     writer = Writer(seed)
@@ -345,7 +348,7 @@ def test_every_flip_of_a_bit_agrees_with_the_oracle() -> None:
     assert counts.keys() >= {"not_json", "not_utf8", "bad_escape", "missing_field"}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(seeds)
 def test_random_mutations_agree_with_the_oracle(seed: int) -> None:
     rng = random.Random(seed)
@@ -478,6 +481,7 @@ def test_cross_of_long_lists_is_refused() -> None:
     schema = Schema(
         categoricals=(Categorical("a"), Categorical("b"), Categorical("c")),
         crosses=(Cross("x", (0, 1, 2), max_length=2),),
+        max_ids=1 << 20,
     )
     sixteen, many = list(range(16)), list(range(5000))
     for lists, refused in [
@@ -490,8 +494,40 @@ def test_cross_of_long_lists_is_refused() -> None:
         assert errors_of(message, schema) == (("cross_too_large", "x", -1) if refused else None)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "field"),
+    [
+        (9_998, 0, None),
+        (9_000, 998, None),
+        (10_001, 0, "a"),
+        (9_000, 1_001, "b"),
+        (10_000, 0, "cut"),
+        (9_999, 0, "d"),
+    ],
+)
+def test_more_ids_than_a_sample_may_have_are_refused(a: int, b: int, field: str | None) -> None:
+    """All count that are asked for: of a list as many as max_length leaves, and a default."""
+    categoricals = (Categorical("a"), Categorical("b"), Categorical("cut", max_length=1), Categorical("d", default=""))
+    message = json.dumps({"a": list(range(a)), "b": list(range(b)), "cut": list(range(20_000))}).encode()
+    assert errors_of(message, Schema(categoricals=categoricals)) == (field and ("too_many_ids", field, -1))
+
+
+@pytest.mark.parametrize(("max_ids", "refused"), [(3_720, False), (3_719, True)])
+def test_ids_of_a_cross_count_like_others(max_ids: int, refused: bool) -> None:
+    schema = Schema(categoricals=(Categorical("a"), Categorical("b")), crosses=(Cross("x", (0, 1)),), max_ids=max_ids)
+    message = json.dumps({"a": list(range(60)), "b": list(range(60))}).encode()
+    assert errors_of(message, schema) == (("too_many_ids", "x", -1) if refused else None)
+
+
+def test_a_refused_list_leaves_no_ids_behind() -> None:
+    schema = Schema(categoricals=(Categorical("a"), Categorical("b")), max_ids=4)
+    messages = [json.dumps({"a": a, "b": b}).encode() for a, b in (([1], [2]), ([3, 4], [5, 6, 7]), ([8], [9]))]
+    assert_as_oracle(make_decoder(schema), schema, messages)
+    assert make_decoder(schema).decode(messages).keys.size == 4
+
+
 def test_every_reason_is_tested_and_named() -> None:
-    assert {reason for _, reason, _ in REFUSED} | {"cross_too_large"} == set(_core.DECODE_REASONS)
+    assert {reason for _, reason, _ in REFUSED} | {"cross_too_large", "too_many_ids"} == set(_core.DECODE_REASONS)
     assert len(set(_core.DECODE_REASONS)) == len(_core.DECODE_REASONS)
 
 
@@ -564,7 +600,7 @@ number_texts = st.from_regex(
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False) | number_texts)
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 def test_numbers_are_correctly_rounded(number: float | str) -> None:
     text = repr(number) if isinstance(number, float) else number
     value = float(text)
@@ -584,13 +620,13 @@ offsets = st.sampled_from(["", "Z", "+00:00", "-23:59", "+0530", "+07", "+24:00"
 forms = st.from_regex(r"\d{4}-[01]\d-[0-3]\d([T ][012]\d:[0-6]\d(:[0-6]\d([.,]\d{0,12})?)?)?", fullmatch=True)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(dates | forms, offsets)
 def test_iso_8601_times(date: str, offset: str) -> None:
     errors_of(json.dumps({"t": date + offset}).encode(), Schema(time="t"))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.text(st.characters(max_codepoint=0x2FF) | st.sampled_from("0123456789-:TZ+. "), max_size=30))
 def test_other_texts_are_no_times(text: str) -> None:
     errors_of(json.dumps({"t": text}).encode(), Schema(time="t"))
@@ -624,7 +660,7 @@ def test_strings_end_anywhere_in_a_block_of_bytes() -> None:
     messages = [
         f'{{"{"k" * key}":0,"a":"{"v" * size}{tail}"}}'.encode()
         for key in range(36)
-        for size in range(70)
+        for size in range(60)
         for tail in ["", "\\n", "é", '\\"' * 3]
     ]
     assert assert_as_oracle(make_decoder(schema), schema, messages) == {}

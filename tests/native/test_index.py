@@ -8,6 +8,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from streamtrain import _core
+from tests.native.examples import examples
 
 Keys = NDArray[np.uint64]
 
@@ -22,9 +23,11 @@ def counting() -> _core.Table:
     return _core.Table(1, optimizer="sgd", rate=1.0, init="constant", init_scale=0.0)
 
 
-def made(highs: Keys, homes: Keys, low: Keys) -> Keys:
-    """Keys of bits 63..48, 47..22 (home) and 21..0 (filter, tag, segment)."""
-    return highs << np.uint64(48) | homes << np.uint64(22) | low
+def made(numbers: Keys, homes: Keys, low: Keys) -> Keys:
+    """Keys of one segment whose places have bits 53..28 (home), 21..10 (filter, tag) and 9..0 and 27..22 (numbers)."""
+    rest: Keys = numbers % np.uint64(1024) | numbers // np.uint64(1024) << np.uint64(22)
+    places: Keys = homes << np.uint64(28) | low << np.uint64(10) | rest
+    return _core.keys_at(places)
 
 
 def assert_counts(table: _core.Table, universe: Keys, expected: dict[int, int]) -> None:
@@ -55,27 +58,28 @@ def through(table: _core.Table, universe: Keys, rng: np.random.Generator, steps:
 def test_one_segment_of_keys_alike(homes: int, lows: int) -> None:
     """One home bucket has far more keys than slots, so that they overflow into many others, at every size."""
     rng = np.random.default_rng(homes * lows)
-    highs = np.arange(3000, dtype=np.uint64)
+    numbers = np.arange(3000, dtype=np.uint64)
     places = rng.integers(0, homes, 3000).astype(np.uint64)
-    low = rng.integers(0, lows, 3000).astype(np.uint64) << np.uint64(10)
-    through(counting(), made(highs, places, low), rng, 24, 700)
+    low = rng.integers(0, lows, 3000).astype(np.uint64)
+    through(counting(), made(numbers, places, low), rng, 24, 700)
 
 
 def test_the_last_bucket_overflows_into_the_first() -> None:
     rng = np.random.default_rng(3)
-    highs = np.arange(600, dtype=np.uint64)
-    homes = np.where(highs % 3, (1 << 26) - 1, 0).astype(np.uint64)
-    low = rng.integers(0, 1 << 12, 600).astype(np.uint64) << np.uint64(10)
-    through(counting(), made(highs, homes, low), rng, 40, 100)
+    numbers = np.arange(600, dtype=np.uint64)
+    homes = np.where(numbers % 3, (1 << 26) - 1, 0).astype(np.uint64)
+    low = rng.integers(0, 1 << 12, 600).astype(np.uint64)
+    through(counting(), made(numbers, homes, low), rng, 40, 100)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 2000), st.sampled_from([1, 3, 300]))
 def test_any_size(seed: int, size: int, segments: int) -> None:
     rng = np.random.default_rng(seed)
-    keys = rng.integers(0, 2**64, size, dtype=np.uint64)
-    keys = keys >> np.uint64(10) << np.uint64(10) | keys % np.uint64(segments)
-    through(counting(), keys, rng, 8, size)
+    places = rng.integers(0, 2**54, size, dtype=np.uint64)
+    segment = rng.integers(0, segments, size).astype(np.uint64)
+    places |= segment << np.uint64(54)
+    through(counting(), _core.keys_at(places), rng, 8, size)
 
 
 def test_memory_of_the_index_while_it_grows() -> None:

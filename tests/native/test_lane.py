@@ -2,10 +2,12 @@
 
 import mmap
 import os
+import signal
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from streamtrain._core import Lane
 
 RING = 1 << 20
 LIMIT = 64 << 20
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def both() -> tuple[Lane, Lane]:
@@ -171,3 +173,115 @@ def test_files_that_could_be_cut_short_are_not_taken() -> None:
 
 def test_each_lane_has_its_nonce() -> None:
     assert len({Lane.make().nonce for _ in range(100)}) == 100
+
+
+SOON = 0.05
+
+
+def announce(maker: Lane, size: int) -> None:
+    """Writes the length of a message, the first one, and nothing else of it."""
+    raw = mapped(maker)
+    ring = positions_of(raw)[0]
+    raw[ring + 128 : ring + 136] = struct.pack("<Q", size)
+    raw[ring : ring + 8] = struct.pack("<Q", 8)
+
+
+def test_nobody_writes_for_ever_to_who_does_not_read() -> None:
+    for lane in both():
+        with pytest.raises(TimeoutError, match=r"neither read nor written anything for 0\.05 seconds"):
+            lane.write(bytes(2 * RING), SOON)
+        assert not lane.write(b"after half a message")  # which would be taken for the rest of it
+
+
+def test_nobody_reads_for_ever_from_who_does_not_write() -> None:
+    maker, taker = both()
+    with pytest.raises(TimeoutError):
+        taker.read(LIMIT, SOON)
+    assert maker.write(b"late")
+    assert taker.read(LIMIT, SOON) == b"late"  # nothing was lost
+    maker, taker = both()
+    announce(maker, 100)
+    with pytest.raises(TimeoutError):
+        taker.read(LIMIT, SOON)
+    assert taker.read(LIMIT, SOON) is None  # the rest would be taken for a message
+
+
+def test_who_is_slow_is_waited_for(aside: Callable[..., Future[Any]]) -> None:
+    maker, taker = both()
+    large = os.urandom(5 * RING)
+    slow = threading.Event()
+
+    def read() -> bytes | None:
+        raw = mapped(maker)
+        position = positions_of(raw)[0]
+        while struct.unpack("<Q", raw[position : position + 8])[0] < RING:
+            slow.wait(0.001)
+        slow.wait(0.2)
+        return taker.read(LIMIT)
+
+    reading = aside(read)
+    assert maker.write(large, SECONDS)
+    assert reading.result(SECONDS) == large
+
+
+def test_what_is_tried_never_waits(aside: Callable[..., Future[Any]]) -> None:
+    maker, taker = both()
+    assert maker.try_write(b"fits")
+    assert not maker.try_write(bytes(RING))
+    assert maker.try_write(b"too")
+    writing = aside(maker.write, bytes(2 * RING))
+    assert [taker.read(LIMIT), taker.read(LIMIT)] == [b"fits", b"too"]
+    assert taker.read(LIMIT) == bytes(2 * RING)
+    assert writing.result(SECONDS)
+    stuck = aside(taker.write, bytes(8 * RING))
+    raw = mapped(maker)
+    position = positions_of(raw)[0] + 128 + RING  # of the other ring
+    while struct.unpack("<Q", raw[position : position + 8])[0] < RING:
+        assert not stuck.done()
+    assert not taker.try_write(b"while another message is half there")
+    taker.close()
+    assert not stuck.result(SECONDS)
+    assert not taker.try_write(b"closed")
+
+
+class Rung(Exception):
+    """An alarm, as a handler of signals may raise."""
+
+
+@contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise Rung
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_who_finds_no_room_hears_signals(side: int) -> None:
+    lane = both()[side]
+    with pytest.raises(Rung), alarm(SOON):
+        lane.write(bytes(2 * RING), SECONDS)
+    assert not lane.write(b"after half a message")
+
+
+def test_who_waits_for_the_rest_of_a_message_hears_signals() -> None:
+    maker, taker = both()
+    announce(maker, 100)
+    with pytest.raises(Rung), alarm(SOON):
+        taker.read(LIMIT, SECONDS)
+
+
+def test_one_thread_reads(aside: Callable[..., Future[Any]]) -> None:
+    maker, taker = both()
+    reading = [aside(taker.read, LIMIT) for _ in range(2)]
+    refused = next(one for one in as_completed(reading, SECONDS))
+    with pytest.raises(RuntimeError, match="another thread is reading"):
+        refused.result()
+    assert maker.write(b"for the other")
+    assert {one.result(SECONDS) for one in reading if one is not refused} == {b"for the other"}

@@ -237,3 +237,60 @@ def test_draining_while_others_push() -> None:
         changing.result()
     assert drain.rows == sealed
     assert drain.tombstones == set(keys[:1000].tolist())
+
+
+ONE, OTHER = 1, 2
+
+
+def happen(table: _core.Table, event: str) -> None:
+    if event in ("remove", "another at its id", "again"):
+        table.remove(u64([ONE]))
+    if event in ("change", "again"):
+        push(table, u64([ONE]))
+    if event == "another at its id":
+        push(table, u64([OTHER]))
+
+
+EVENTS = ("nothing", "change", "remove", "another at its id", "again")
+NONE: set[int] = set()
+
+
+@pytest.mark.parametrize(
+    ("sealed", "begin", "event", "rows", "gone"),
+    [
+        (False, "clear", "nothing", NONE, NONE),
+        (False, "clear", "change", {ONE}, NONE),
+        (False, "clear", "remove", NONE, {ONE}),
+        (False, "clear", "another at its id", {OTHER}, {ONE}),
+        (False, "clear", "again", {ONE}, NONE),
+        (False, "set", "nothing", {ONE}, NONE),
+        (False, "set", "change", {ONE}, NONE),
+        (False, "set", "remove", NONE, {ONE}),
+        (False, "set", "another at its id", {OTHER}, {ONE}),
+        (False, "set", "again", {ONE}, NONE),
+        (False, "removed", "nothing", NONE, {ONE}),
+        (False, "removed", "change", {ONE}, NONE),
+        *((True, "clear", event, NONE, NONE) for event in EVENTS),
+        *((True, "set", event, {ONE}, NONE) for event in EVENTS),
+        *((True, "removed", event, NONE, {ONE}) for event in EVENTS),
+    ],
+)
+def test_every_event_in_every_state(sealed: bool, begin: str, event: str, rows: set[int], gone: set[int]) -> None:
+    """As the table in dirty.h says; of a sealed channel the row is that of before, of an open one that of after."""
+    table = some_table()
+    push(table, u64([ONE]))
+    channel = table.open_channel()
+    if begin == "set":
+        push(table, u64([ONE]))
+    if begin == "removed":
+        push(table, u64([ONE]))
+        table.remove(u64([ONE]))
+    before = contents(table)
+    if sealed:
+        table.seal(channel)
+    happen(table, event)
+    drained = Drain(table, channel).all()
+    source = before if sealed else contents(table)
+    assert (drained.rows, drained.tombstones) == ({key: source[key] for key in rows}, gone)
+    table.close_channel(channel)
+    assert [table.open_channel() for _ in range(3)] == [0, 1, 2]

@@ -125,6 +125,7 @@ def test_a_snapshot_is_of_one_moment() -> None:
     table = counting_table(8)
     keys, others = random_keys(6, 40_000).reshape(2, 20_000)
     push(table, keys)
+    some = set(keys[:100].tolist())
 
     def change() -> None:
         push(table, others)
@@ -142,7 +143,7 @@ def test_a_snapshot_is_of_one_moment() -> None:
             table.end_snapshot()
             assert len(set(seen)) == len(seen)
             assert set(keys.tolist()) <= set(seen)
-            of_keys = [count for key, count in zip(seen, counts, strict=True) if key in set(keys[:100].tolist())]
+            of_keys = [count for key, count in zip(seen, counts, strict=True) if key in some]
             assert max(of_keys) - min(of_keys) <= 1, "at most one push was going on"
 
 
@@ -197,3 +198,22 @@ def test_dense_updates_are_seen_whole_and_none_is_lost() -> None:
         applied = list(pool.map(lambda _: dense.apply(gradient), range(500)))
     assert all(applied)
     assert dense.pull()[0] == 500
+
+
+def test_threads_that_share_a_planner_get_their_own_plans() -> None:
+    planner = _core.Planner([(0, "sum", 0)], [1], 3)
+    batches = [random_keys(seed, n) for seed, n in ((1, 30_000), (2, 10), (3, 5000), (4, 70_000))]
+
+    def plan_of(keys: Keys) -> _core.Plan:
+        n = len(keys)
+        return planner.plan(keys, np.array([0, n]), np.arange(n + 1, dtype=np.int32)[None], np.zeros(n))
+
+    expected = [plan_of(keys).keys(0) for keys in batches]
+
+    def plan(i: int) -> None:
+        for _ in range(30):
+            assert_array_equal(plan_of(batches[i]).keys(0), expected[i])
+
+    with ThreadPoolExecutor(4) as pool:
+        for one in [pool.submit(plan, i) for i in range(4)]:
+            one.result(SECONDS)

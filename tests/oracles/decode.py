@@ -54,6 +54,7 @@ class Schema:
     weight: str | None = None
     max_message_bytes: int = 1 << 20
     max_id_bytes: int = 256
+    max_ids: int = 10_000
     max_depth: int = 32
 
 
@@ -263,6 +264,12 @@ def numeric_of(spec: Numeric, value: Any) -> float:
     return number
 
 
+def check_count(schema: Schema, sample: Sample, name: str) -> None:
+    """Refuse a sample that has too many ids, counting those of a feature or cross that was read last."""
+    if sum(map(len, sample.keys)) > schema.max_ids:
+        raise Refused("too_many_ids", field=name)
+
+
 def decode(schema: Schema, message: bytes, with_labels: bool = True) -> Sample:
     """Decode one message, or raise `Refused`."""
     if len(message) > schema.max_message_bytes:
@@ -287,7 +294,11 @@ def decode(schema: Schema, message: bytes, with_labels: bool = True) -> Sample:
         sample.labels = [label_of(label, values.get(label.field)) for label in schema.labels]
         if schema.weight is not None:
             sample.weight = weight_of(schema.weight, values.get(schema.weight))
-    sample.keys = [ids_of(spec, values.get(spec.field), schema.max_id_bytes) for spec in schema.categoricals]
-    sample.keys += [cross_of(spec, [sample.keys[c] for c in spec.categoricals]) for spec in schema.crosses]
+    for spec in schema.categoricals:
+        sample.keys.append(ids_of(spec, values.get(spec.field), schema.max_id_bytes))
+        check_count(schema, sample, spec.field)
+    for cross in schema.crosses:
+        sample.keys.append(cross_of(cross, [sample.keys[c] for c in cross.categoricals]))
+        check_count(schema, sample, cross.name)
     sample.numeric = [numeric_of(spec, values.get(spec.field)) for spec in schema.numerics]
     return sample

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from streamtrain._core import Planner, hash_bytes, shards_of
-from streamtrain.model.spec import Spec, slice_of
+from streamtrain.model.spec import Spec, shard_slice
 from streamtrain.ps.clock import Span
 from streamtrain.ps.push import Push, RowUpdate
-from streamtrain.ps.shard import Initial, Run, Shard
+from streamtrain.ps.shard import InitialState, Run, Shard
 
 DENSE = 5
 SPEC = Spec(
@@ -35,10 +35,10 @@ def key(one: int) -> int:
 
 
 def new_shard(index: int, shards: int, start: Mapping[int, int] | None = None) -> Shard:
-    dense = slice_of(DENSE, index, shards)
-    statistics = slice_of(2, index, shards)
+    dense = shard_slice(DENSE, index, shards)
+    statistics = shard_slice(2, index, shards)
     zeros = (np.zeros(part.stop - part.start, np.float32) for part in (dense, statistics))
-    return Shard(Initial(Run("run", dict(start or {})), SPEC, *zeros), index, shards)
+    return Shard(InitialState(Run("run", dict(start or {})), SPEC, *zeros), index, shards)
 
 
 def plan_of(log: Log, spans: Sequence[Span], shards: int):  # type: ignore[no-untyped-def]  # a Plan
@@ -60,7 +60,7 @@ def pushes(log: Log, spans: Sequence[Span], shards: int) -> list[Push]:
         update = RowUpdate(plan.keys(0)[part], -counts.astype(np.float32)[:, None], counts, plan.times(0)[part])
         dense, statistics = (
             np.full(at.stop - at.start, value * plan.samples, np.float32)
-            for at, value in ((slice_of(DENSE, s, shards), -1.0), (slice_of(2, s, shards), 1.0))
+            for at, value in ((shard_slice(DENSE, s, shards), -1.0), (shard_slice(2, s, shards), 1.0))
         )
         made.append(Push(spans, plan.samples, [update], dense, statistics, 0))
     return made

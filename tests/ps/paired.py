@@ -13,22 +13,22 @@ from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.client import Client
 from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
 from streamtrain.ps.consistency import Async, Consistency
-from streamtrain.ps.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
-from streamtrain.ps.copying import Line
 from streamtrain.ps.node import Node
-from streamtrain.ps.pairing import Pairing
-from streamtrain.ps.push import Pushed
-from streamtrain.ps.replication import Backup, State
-from streamtrain.ps.route import Pair
-from streamtrain.ps.server import Server
+from streamtrain.ps.push import PushResult
+from streamtrain.ps.replication.failover import TargetPair
+from streamtrain.ps.replication.primary import Peer, State
+from streamtrain.ps.replication.roles import Pairing
+from streamtrain.ps.replication.state_transfer import Generation
+from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
+from streamtrain.ps.rpc.server import Server
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.shards import Beginning, Shards
-from tests.cluster.ports import free_ports
+from streamtrain.ps.shards import RunTemplate, Shards
+from tests.ports import free_ports
 from tests.ps.counting import Log
 from tests.ps.raw import until
 from tests.ps.served import COUNTING, push
 
-SECONDS = 60.0
+SECONDS = 120.0
 PATIENCE = 30.0  # so long that a slow machine is never taken for a backup that is away
 
 
@@ -63,7 +63,7 @@ class Worker:
             if any(one.outcome is Outcome.REJECTED for one in self.push(spans)):
                 self.rewind()
 
-    def push(self, spans: list[Span]) -> list[Pushed]:
+    def push(self, spans: list[Span]) -> list[PushResult]:
         return push(self.client, LOG, spans).wait()
 
 
@@ -95,21 +95,26 @@ class Place:
     def start(self) -> Node:
         """Starts it, to be whatever it is to be."""
         node = self._serve()
-        self._pairing.begin(is_first=self._at == 0)
+        node.start(is_first=self._at == 0)
         return node
 
     def start_alone(self, shard: Shard) -> None:
         """Starts it with a shard that it has restored, as if it had not reached the other."""
-        self._serve().take(shard, Line(time.time_ns(), 1))
+        self._serve().role.take_over(shard, Generation(time.time_ns(), 1))
+
+    def start_empty(self) -> Node:
+        """Starts it as if it had neither reached the other nor found a checkpoint."""
+        node = self._serve()
+        node.restore()
+        return node
 
     def _serve(self) -> Node:
-        self.node = node = Node(*self._node)
         self.retired = []
         other = self._addresses[1 - self._at]
         self.channel = grpc.insecure_channel(self._addresses[self._at], options=CHANNEL_OPTIONS)
         self._channel = grpc.insecure_channel(other, options=CHANNEL_OPTIONS)
-        backup = Backup(self._channel, other)
-        self._pairing = Pairing(node, backup, PATIENCE, pause=0.05, retired=self.retired.append)
+        pairing = Pairing(Peer(self._channel, other), PATIENCE, pause=0.05, retired=self.retired.append)
+        self.node = node = Node(*self._node, pairing=pairing)
         self._server = Server(node)
         assert self._server.grpc.add_insecure_port(self._addresses[self._at])
         self._server.start()
@@ -120,7 +125,7 @@ class Place:
         node, self.node = self.node, None
         if node is None:
             return
-        self._pairing.end()  # first, so that nothing is acknowledged any more
+        node.stop()  # first, so that nothing is acknowledged any more
         self._server.stop(0)
         self._channel.close()
         self.channel.close()
@@ -132,13 +137,13 @@ class Place:
     def take_over(self) -> None:
         """As if its primary had been silent for long."""
         assert self.node is not None
-        follower = self.node.follower
-        assert follower is not None
+        backup = self.node.backup
+        assert backup is not None
 
         def done() -> bool:
-            follower._heard = -math.inf
+            backup._heard = -math.inf
             try:
-                follower.promote()
+                backup.promote()
             except ShardUnavailable:  # it was heard of just then
                 return False
             return True
@@ -149,7 +154,7 @@ class Place:
     def state(self) -> State | None:
         """How its backup is, if it is primary."""
         node = self.node
-        return node.replication.state if node is not None and node.ready and node.replication else None
+        return node.role.replication.state if node is not None and node.ready and node.role.replication else None
 
 
 class Paired:
@@ -159,14 +164,14 @@ class Paired:
         self,
         shards: int = 1,
         *,
-        beginning: Beginning = COUNTING,
+        beginning: RunTemplate = COUNTING,
         consistency: Callable[[Shard], Consistency] = Async,
     ) -> None:
         ports = free_ports(2 * shards)
         self.beginning = beginning
         self._channels: list[Any] = []
         self.places: list[tuple[Place, Place]] = []
-        self._pairs: list[Pair] = []
+        self._pairs: list[TargetPair] = []
         for i in range(shards):
             first, second = (f"127.0.0.1:{port}" for port in ports[2 * i : 2 * i + 2])
             self.places.append(

@@ -1,7 +1,6 @@
 """A client that says whatever it is told to, for what no client of ours would say; and patience with a deadline."""
 
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,20 +9,21 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import streamtrain.ps.ps_pb2 as pb
+import streamtrain.ps.rpc.ps_pb2 as pb
 
-from streamtrain.ps import wire
+from streamtrain.ps.rpc import wire
 from tests.ps.counting import SPEC
 
-SECONDS = 60.0  # for which anything is waited for; no test comes near
+SECONDS = 120.0  # for which anything is waited for; no test comes near
 
 
 def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
     """Waits for a condition that others bring about."""
-    deadline, pause = time.monotonic() + seconds, threading.Event()
+    deadline, pause = time.monotonic() + seconds, 0.001
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"
-        pause.wait(0.002)
+        pause = min(2 * pause, 0.05)  # often at first; who waits for long leaves the processor to others
+        time.sleep(pause)
 
 
 class Raw:

@@ -9,20 +9,21 @@ import grpc
 import numpy as np
 
 from streamtrain.model.spec import Spec
-from streamtrain.ps.client import Client, Pushing
+from streamtrain.ps.client import Client, PendingPush
 from streamtrain.ps.clock import Cursor, Ends, Span
 from streamtrain.ps.consistency import Async, Consistency
-from streamtrain.ps.control import CHANNEL_OPTIONS
-from streamtrain.ps.keeping import Keeper
+from streamtrain.ps.hooks import CheckpointStore
 from streamtrain.ps.node import Node
-from streamtrain.ps.push import Pushed
-from streamtrain.ps.server import Server
-from streamtrain.ps.sessions import Limits
+from streamtrain.ps.push import PushResult
+from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
+from streamtrain.ps.rpc.server import Server
+from streamtrain.ps.rpc.sessions import SessionTimeouts
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.shards import Beginning, Shards
+from streamtrain.ps.shards import RunTemplate, Shards
+from streamtrain.settings.groups import PsSettings
 from tests.ps.counting import DENSE, SPEC, Log, plan_of
 
-COUNTING = Beginning(SPEC, np.zeros(DENSE, np.float32), np.zeros(2, np.float32), {})
+COUNTING = RunTemplate(SPEC, np.zeros(DENSE, np.float32), np.zeros(2, np.float32), {})
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Served:
     nodes: list[Node]
     servers: list[Server]
     channels: list[tuple[Any, str]]
-    beginning: Beginning
+    beginning: RunTemplate
 
     def shards(self) -> Shards:
         return Shards(self.channels, self.beginning)
@@ -47,13 +48,14 @@ def served(
     count: int = 2,
     consistency: Callable[[Shard], Consistency] = Async,
     *,
-    beginning: Beginning = COUNTING,
-    limits: Limits | None = None,
-    keepers: Sequence[Keeper | None] = (),
+    beginning: RunTemplate = COUNTING,
+    limits: PsSettings = PsSettings(),  # noqa: B008  # it is immutable
+    timeouts: SessionTimeouts = SessionTimeouts(),  # noqa: B008  # it is immutable
+    stores: Sequence[CheckpointStore | None] = (),
 ) -> Iterator[Served]:
     """Serves `count` shards while within."""
-    nodes = [Node(i, count, consistency, keepers[i] if keepers else None) for i in range(count)]
-    servers = [Server(node, limits) for node in nodes]
+    nodes = [Node(i, count, consistency, stores[i] if stores else None) for i in range(count)]
+    servers = [Server(node, limits, timeouts=timeouts) for node in nodes]
     targets = [f"127.0.0.1:{server.grpc.add_insecure_port('127.0.0.1:0')}" for server in servers]
     channels = [(grpc.insecure_channel(target, options=CHANNEL_OPTIONS), target) for target in targets]
     for server in servers:
@@ -67,7 +69,7 @@ def served(
             server.stop()
 
 
-def learn(of: Served, log: Log, shards: Shards | None = None) -> list[Pushed]:
+def learn(of: Served, log: Log, shards: Shards | None = None) -> list[PushResult]:
     """A worker that learns a log of the counting model, one sample at a time, where the shards have not yet."""
     shards = shards or of.shards()
     client = shards.client("learner", shards.agree())
@@ -81,7 +83,7 @@ def learn(of: Served, log: Log, shards: Shards | None = None) -> list[Pushed]:
     return done
 
 
-def push(client: Client, log: Log, spans: Sequence[Span]) -> Pushing:
+def push(client: Client, log: Log, spans: Sequence[Span]) -> PendingPush:
     """Has a client pull for some ranges of a log of the counting model, and push their gradients."""
     plan = plan_of(log, spans, len(client._sessions))
     gradients = -plan.counts(0).astype(np.float32)
@@ -90,6 +92,6 @@ def push(client: Client, log: Log, spans: Sequence[Span]) -> Pushing:
     return client.push(plan, gradients, dense, statistics, spans=spans, watermark=0)
 
 
-def beginning_of(model: Any, step: Any) -> Beginning:
+def beginning_of(model: Any, step: Any) -> RunTemplate:
     """What a run of a model begins with."""
-    return Beginning(Spec.of(model), step.initial_dense, step.initial_statistics, {})
+    return RunTemplate(Spec.of(model), step.initial_dense, step.initial_statistics, {})

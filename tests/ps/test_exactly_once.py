@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from streamtrain._core import Rows
-from streamtrain.ps.clock import Cursor, Ends, Outcome, Span, Stand
+from streamtrain.ps.clock import Cursor, Ends, Outcome, Progress, Span
 from streamtrain.ps.push import Push
 from streamtrain.ps.shard import Shard
 from tests.ps.counting import assert_exact, new_shard, pushes
@@ -49,7 +49,7 @@ def load(saved: Saved, index: int, shards: int) -> Shard:
     none = np.empty((0, len(saved.dense)), np.float32)
     shard.dense.load(saved.dense, none, 0)
     shard.statistics.load(saved.statistics, np.empty((0, len(saved.statistics)), np.float32), 0)
-    shard.resume(Stand(saved.clock, {}))
+    shard.resume(Progress(saved.clock, {}))
     return shard
 
 

@@ -11,16 +11,15 @@ import pytest
 
 import streamtrain as stm
 from streamtrain.model.optimizers import Optimizer
-from streamtrain.ps.bulk import Bulk
+from streamtrain.ps.bulk import BulkSynchronous
 from streamtrain.ps.clock import Outcome
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.shard import Shard
-from streamtrain.stream.formats import JsonFormat
-from streamtrain.stream.memory import MemoryStream
+from streamtrain.stream.formats.factory import JsonFormat
 from streamtrain.stream.source import Listener
+from streamtrain.testing.stream import MemoryStream
 from streamtrain.train.intake import StreamIntake
-from streamtrain.train.loop import Loop
-from streamtrain.train.pace import Pace
+from streamtrain.train.loop import Loop, LoopConfig
 from streamtrain.train.step import Step
 from tests.models import Sample, clicks, make
 from tests.ps.served import Served, beginning_of, served
@@ -40,7 +39,7 @@ class Together(StreamIntake):
         self._all_here.wait(60)
 
 
-def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, pace: Pace) -> list[Loop]:
+def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, pace: LoopConfig) -> list[Loop]:
     """One worker per partition, each in a thread of its own."""
     shards = where.shards()
     workers = []
@@ -51,10 +50,10 @@ def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, 
         client = shards.client(f"worker-{partition}", shards.agree())
         workers.append(
             Loop(
-                *(model, step, client, shards.stands),
+                *(model, step, client, shards.progress),
                 intake=Together(all_here, stream, JsonFormat(model)),
                 shards=len(where.nodes),
-                pace=pace,
+                config=pace,
             )
         )
     stopped = threading.Event()
@@ -115,10 +114,10 @@ def test_bulk_is_learning_alone(count: int, rows: Optimizer, dense: Optimizer, r
     alone.learn(samples)
 
     def bulk(shard: Shard) -> Consistency:
-        return Bulk(shard, count, 60.0, lambda: 0.0)
+        return BulkSynchronous(shard, count, 60.0, lambda: 0.0)
 
     with served(2, bulk, beginning=beginning_of(model, Step(model))) as where:
-        learn(model, log, where, Pace(batch_size=each, ahead=0))
+        learn(model, log, where, LoopConfig(batch_size=each, ahead=0))
         assert [shard.pushes[Outcome.APPLIED] for shard in where.held] == [rounds, rounds]
         for table in ("user", "item"):
             mine, theirs = rows_of(where, model, table), scan(alone, table)
@@ -179,7 +178,7 @@ class Watched:
     [
         (lambda shard: Bounded(shard, 0, 60.0, lambda: 0.0), 0, 0),
         (lambda shard: Bounded(shard, 2, 60.0, lambda: 0.0), 1, 2),
-        (lambda shard: Bulk(shard, 3, 60.0, lambda: 0.0), 0, 1),
+        (lambda shard: BulkSynchronous(shard, 3, 60.0, lambda: 0.0), 0, 1),
     ],
     ids=["bounded-0", "bounded-2", "bulk"],
 )
@@ -195,8 +194,8 @@ def test_workers_stay_together(make_consistency: Callable[[Shard], Consistency],
         return watched[-1]
 
     with served(2, watch, beginning=beginning_of(model, Step(model))) as where:
-        workers = learn(model, log, where, Pace(batch_size=10, ahead=ahead))
-        assert sum(worker.tally.samples for worker in workers) == 900
+        workers = learn(model, log, where, LoopConfig(batch_size=10, ahead=ahead))
+        assert sum(worker.stats.samples for worker in workers) == 900
         assert [shard.samples for shard in where.held] == [900, 900]
     assert all(0 <= one.apart <= most for one in watched)
 
@@ -209,7 +208,7 @@ def test_statistics_of_batch_norm_are_shared() -> None:
     model = make([stm.Categorical("user", dim=3), stm.Numeric("price")], graph)
     samples = clicks(600)
     with served(2, Async, beginning=beginning_of(model, Step(model))) as where:
-        learn(model, {0: samples[::2], 1: samples[1::2]}, where, Pace(batch_size=20))
+        learn(model, {0: samples[::2], 1: samples[1::2]}, where, LoopConfig(batch_size=20))
         shared = np.concatenate([shard.statistics.pull() for shard in where.held])
     alone = stm.Learner(model, batch_size=20)
     alone.learn(samples)

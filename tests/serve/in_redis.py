@@ -9,18 +9,16 @@ import httpx
 import numpy as np
 
 import streamtrain as stm
-from streamtrain.cluster.serving import follow
-from streamtrain.cluster.versions import VersionControl
 from streamtrain.model.spec import Spec
-from streamtrain.serve.watchdog import Watch
-from streamtrain.settings import Settings
-from streamtrain.store.gate import Gate
-from streamtrain.store.origin import Publication, RowChange
-from streamtrain.store.redis_dictionaries import RedisDictionaries
-from streamtrain.store.redis_layout import TableSize
-from streamtrain.store.redis_model import RedisModel
-from streamtrain.store.redis_server import RedisServer
-from streamtrain.store.redis_versions import RedisVersions
+from streamtrain.processes.serving import follow
+from streamtrain.publish.versions import VersionControl
+from streamtrain.settings.groups import GateSettings, Settings
+from streamtrain.store.publication import Publication, RowChange
+from streamtrain.store.redis.dictionary import RedisDictionaries
+from streamtrain.store.redis.layout import TableSize
+from streamtrain.store.redis.model import RedisModel
+from streamtrain.store.redis.server import RedisServer
+from streamtrain.store.redis.versions import RedisVersions
 from tests.ps.raw import until
 from tests.serve.published import KEYS, TIME, counted, rows, weights
 from tests.serve.running import LONG, serving
@@ -32,15 +30,15 @@ _NO_KEYS = np.empty(0, np.uint64)
 
 
 class InRedis:
-    """`counted` in Redis, under a name of its own, published by one shard."""
+    """`counted` in Redis, under a name of its own unless one is given, published by one shard."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, name: str | None = None) -> None:
         self.url = url
         self.server = RedisServer(url, timeout=20)
-        self.model = RedisModel(self.server, f"served{next(_names)}")
+        self.model = RedisModel(self.server, name or f"served{next(_names)}")
         self.dictionaries = RedisDictionaries(self.model)
         self.versions = RedisVersions(self.model)
-        self.control = VersionControl(self.versions, Gate(auc_drop=0.1, min_samples=0))
+        self.control = VersionControl(self.versions, GateSettings(auc_drop=0.1, min_samples=0))
 
     def publish(self, number: int, model: stm.Model = MODEL, *, row: float | None = None, **about: Any) -> Publication:
         """All rows, unless they are given, and the bias become `number`; the first one is a full publication."""
@@ -76,7 +74,7 @@ class InRedis:
         """A client of a server that is ready."""
         settings = self.settings(**given)
         follower = follow(MODEL, settings)
-        with serving(follower.registry, follower, watch=Watch(**dict(settings.watchdog))) as client:
+        with serving(follower.registry, follower, watchdog=settings.watchdog) as client:
             until(lambda: client.get("/healthz/ready").status_code == 200, LONG)
             yield client
 

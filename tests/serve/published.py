@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 import streamtrain as stm
 from streamtrain._core import hash_bytes
 from streamtrain.model.spec import Spec
-from streamtrain.store.memory_origin import MemoryOrigin
-from streamtrain.store.origin import Publication, Weights
+from streamtrain.store.publication import Publication, Weights
+from streamtrain.testing.store import MemoryOrigin
 from tests import models
 
 USERS = [f"u{i}" for i in range(20)]
@@ -18,14 +18,14 @@ KEYS = np.array([hash_bytes(user.encode()) for user in USERS], np.uint64)
 TIME = 1_700_000_000.0
 
 
-def counted(**options: Any) -> stm.Model:
-    """Predicts 1000 times the dense bias, plus the sum of the rows of the users."""
+def counted(field: str = "user", **options: Any) -> stm.Model:
+    """Predicts 1000 times the dense bias, plus the sum of the rows of the users, whose ids are in a field."""
 
     def graph(inputs: dict[str, Any]) -> Any:
-        bias = keras.layers.Dense(1, kernel_initializer="zeros")(inputs["user"])
-        return 1000 * bias + inputs["user"]
+        bias = keras.layers.Dense(1, kernel_initializer="zeros")(inputs[field])
+        return 1000 * bias + inputs[field]
 
-    user = stm.Categorical("user", dim=1, combiner="sum", init=stm.Constant(0.0))
+    user = stm.Categorical(field, table="user", dim=1, combiner="sum", init=stm.Constant(0.0))
     return models.make([user], graph, loss="mean_squared_error", **options)
 
 

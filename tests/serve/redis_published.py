@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 import streamtrain as stm
 from streamtrain.model.spec import Spec
-from streamtrain.store.origin import Publication, RowChange
-from streamtrain.store.redis_dictionaries import RedisDictionaries
-from streamtrain.store.redis_layout import TableSize
-from streamtrain.store.redis_model import RedisModel
-from streamtrain.store.redis_origin import RedisOrigin
-from streamtrain.store.redis_server import RedisServer
-from streamtrain.store.redis_versions import RedisVersions
+from streamtrain.store.publication import Publication, RowChange
+from streamtrain.store.redis.dictionary import RedisDictionaries
+from streamtrain.store.redis.layout import TableSize
+from streamtrain.store.redis.model import RedisModel
+from streamtrain.store.redis.server import RedisServer
+from streamtrain.store.redis.source import RedisOrigin
+from streamtrain.store.redis.versions import RedisVersions
 from tests.serve.published import KEYS, TIME, rows, weights
 
 _names = itertools.count()

@@ -10,18 +10,39 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from streamtrain.serve.app import configure, make_app
-from streamtrain.serve.follower import Follower
+from streamtrain.serve.follower import RegistryUpdater
+from streamtrain.serve.http.app import Server, configure, make_app
+from streamtrain.serve.http.console import ClusterView
+from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import Registry
 
-LONG = 30.0  # seconds that nothing takes, unless it hangs
+LONG = 120.0  # seconds that nothing takes, unless it hangs
 TOKEN = "secret"
 
 
 @contextmanager
 def running(app: FastAPI) -> Iterator[str]:
     """The URL of a running application."""
-    server = uvicorn.Server(configure(app, "127.0.0.1:0"))
+    with running_server(uvicorn.Server(configure(app, "127.0.0.1:0"))) as url:
+        yield url
+
+
+@contextmanager
+def running_grpc(registry: Registry, updater: RegistryUpdater | None = None, **config: Any) -> Iterator[str]:
+    """The address of a running gRPC endpoint."""
+    options = ServingConfig(admin_token=TOKEN, grpc_listen="127.0.0.1:0", **config)
+    server = Server(configure(make_app(registry, updater, options), "127.0.0.1:0"))
+    with running_server(server):
+        deadline = time.monotonic() + LONG
+        while not server.grpc_port:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)  # as for HTTP
+        yield f"127.0.0.1:{server.grpc_port}"
+
+
+@contextmanager
+def running_server(server: uvicorn.Server) -> Iterator[str]:
+    """The URL of a server, which runs in a thread."""
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -38,9 +59,12 @@ def running(app: FastAPI) -> Iterator[str]:
 
 
 @contextmanager
-def serving(registry: Registry, follower: Follower | None = None, **options: Any) -> Iterator[httpx.Client]:
-    """A client of a running server."""
-    with running(make_app(registry, follower, admin_token=TOKEN, **options)) as url, client_of(url) as client:
+def serving(
+    registry: Registry, updater: RegistryUpdater | None = None, cluster: ClusterView | None = None, **config: Any
+) -> Iterator[httpx.Client]:
+    """A client of a running server, which `config` is of."""
+    app = make_app(registry, updater, ServingConfig(admin_token=TOKEN, **config), cluster=cluster)
+    with running(app) as url, client_of(url) as client:
         yield client
 
 

@@ -142,7 +142,7 @@ def test_too_many_are_refused(batcher: Batcher, head: Predictor) -> None:
 
     outcomes = asyncio.run(run())
     assert [type(one) for one in outcomes] == [Predicted, Predicted, Overloaded, Overloaded]
-    assert "12 instances wait" in str(outcomes[-1])
+    assert "12 instances are waiting" in str(outcomes[-1])
     assert batcher.waiting == 0
 
 

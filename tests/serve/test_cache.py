@@ -12,7 +12,7 @@ from streamtrain.errors import OriginUnavailable, PublicationCorrupt, Publicatio
 from streamtrain.serve.cache import PAUSE, Cache
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
-from streamtrain.store.origin import Found, Lookup
+from streamtrain.store.publication import LookupResult, PublicationStep, RowLookup
 from tests.serve.published import KEYS, USERS, counted, origin_of, publish
 from tests.serve.redis_published import NO_KEYS, RedisPublished
 
@@ -23,17 +23,20 @@ SAMPLES = [{"user": user} for user in USERS]
 class Watched:
     """A lookup that says what was looked up, and lets something happen before its answer arrives."""
 
-    def __init__(self, lookup: Lookup) -> None:
+    def __init__(self, lookup: RowLookup) -> None:
         self._lookup = lookup
         self.asked: list[int] = []
         self.meanwhile: list[Callable[[], object]] = []
 
-    def look_up(self, keys: Mapping[str, NDArray[np.uint64]]) -> Found:
+    def look_up(self, keys: Mapping[str, NDArray[np.uint64]]) -> LookupResult:
         self.asked.append(len(keys.get("user", ())))
         found = self._lookup.look_up(keys)
         if self.meanwhile:
             self.meanwhile.pop(0)()
         return found
+
+    def follow(self, step: PublicationStep) -> None:
+        self._lookup.follow(step)
 
 
 class Clock:
@@ -103,6 +106,64 @@ def test_what_the_head_changes_is_known(published: RedisPublished, graph: Graph)
     assert cached.lookup.asked == [3]
 
 
+def test_ids_of_a_lost_bucket_are_not_taken_for_unborn(published: RedisPublished, graph: Graph) -> None:
+    published.publish(1, full=True)
+    cached = Cached(published, graph)
+    assert cached.predict("u0", "never") == [1001, 1000]
+    lose(published)
+    for user in ("u1", "other"):  # which of them had a row nobody knows any more
+        with pytest.raises(PublicationCorrupt, match="has lost its rows"):
+            cached.predict(user)
+    assert "has lost its rows" in cached.cache.fault
+    assert cached.predict("u0", "never") == [1001, 1000]
+    with pytest.raises(PublicationCorrupt, match="has 0 rows, not 20"):
+        Cached(published, graph)
+
+
+def lose(published: RedisPublished) -> None:
+    """The bucket that has all rows of the head."""
+    layout = published.dictionaries.stored()[1].layout
+    names = published.model.keys.rows("user", layout.dictionary).of(np.array([0]))
+    assert published.server.call("DEL", names.tobytes()) == 1
+
+
+def test_a_bucket_whose_rows_have_all_gone_is_not_lost(published: RedisPublished, graph: Graph) -> None:
+    published.publish(1, full=True)
+    cached = Cached(published, graph)
+    published.publish(2, NO_KEYS, KEYS[:12].tolist())
+    cached.follow()
+    published.publish(3, NO_KEYS, KEYS[12:].tolist())
+    cached.follow()
+    assert cached.predict("u0", "u15", "never") == [3000] * 3
+    published.publish(4, KEYS[:1])
+    published.publish(5, NO_KEYS)
+    cached.follow()
+    assert cached.predict("u0", "u1") == [5004, 5000]
+    assert Cached(published, graph).predict("u0", "u1") == [5004, 5000]
+
+
+def test_rows_that_have_gone_are_not_missed_before_they_are_followed(published: RedisPublished, graph: Graph) -> None:
+    published.publish(1, full=True)
+    cached = Cached(published, graph)
+    published.publish(2, NO_KEYS, KEYS.tolist())  # the bucket is empty in Redis
+    following = threading.Thread(target=cached.follow)
+    cached.lookup.meanwhile.append(following.start)
+    assert cached.predict("u0") == [2000]
+    following.join()
+
+
+def test_a_version_whose_bucket_is_lost_says_so(published: RedisPublished, graph: Graph) -> None:
+    published.publish(1, full=True)
+    version = published.versions.make("ann")
+    first, lookup = published.origin.open(version)
+    names = published.model.keys.rows("user", published.versions.find(1)[1].dictionary)  # type: ignore[index]
+    assert lookup.look_up({"user": KEYS}).tables["user"][1].all()
+    assert published.server.call("DEL", names.of(np.array([0])).tobytes()) == 1
+    with pytest.raises(PublicationCorrupt, match="has lost its rows"):
+        lookup.look_up({"user": KEYS})
+    assert first.publication == version
+
+
 def test_rows_that_were_overtaken_are_fetched_again(published: RedisPublished, graph: Graph) -> None:
     published.publish(1, full=True)
     cached = Cached(published, graph)
@@ -142,7 +203,7 @@ def test_rows_may_be_older_than_what_the_head_is_afterwards(published: RedisPubl
     cached = Cached(published, graph)
 
     class Slow:
-        def look_up(self, keys: Mapping[str, NDArray[np.uint64]]) -> Found:
+        def look_up(self, keys: Mapping[str, NDArray[np.uint64]]) -> LookupResult:
             found = lookup.look_up(keys)
             if found.number > 1:
                 return found
@@ -150,6 +211,9 @@ def test_rows_may_be_older_than_what_the_head_is_afterwards(published: RedisPubl
             published.publish(3, NO_KEYS)
             cached.follow()
             return found._replace(number=lookup.look_up({}).number)
+
+        def follow(self, step: PublicationStep) -> None:
+            lookup.follow(step)
 
     lookup = cached.lookup
     cached.cache._lookup = Slow()
@@ -174,7 +238,7 @@ def test_a_head_that_nobody_follows(published: RedisPublished, graph: Graph) -> 
     assert cached.predict("u0") == [1001]
     published.publish(2)
     cached.lookup.meanwhile.append(lambda: setattr(cached.clock, "now", 200.0))
-    with pytest.raises(OriginUnavailable, match="it was publication 2, and publication 1 is what is followed"):
+    with pytest.raises(OriginUnavailable, match="they are of publication 2, but publication 1 is loaded"):
         cached.predict("u1")
     assert cached.predict("u0") == [1001]
 
@@ -210,7 +274,7 @@ def test_a_row_that_is_damaged(published: RedisPublished, graph: Graph) -> None:
     published.publish(1, full=True)
     cached = Cached(published, graph)
     published.publish(2, KEYS[:1])
-    bad = Found(1, {"user": (np.full((1, 1), np.nan, np.float32), np.ones(1, np.bool_))})
+    bad = LookupResult(1, {"user": (np.full((1, 1), np.nan, np.float32), np.ones(1, np.bool_))})
     cached.lookup.look_up = lambda keys: bad  # type: ignore[method-assign]
     with pytest.raises(PublicationCorrupt, match="rows are not finite"):
         cached.predict("u5")

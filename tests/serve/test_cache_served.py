@@ -3,7 +3,9 @@
 import asyncio
 import random
 import threading
+import time
 from collections import Counter
+from itertools import count
 
 import httpx
 import pytest
@@ -12,12 +14,14 @@ from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import OriginUnavailable
 from streamtrain.serve.batcher import Batcher
 from streamtrain.serve.cache import Cache
-from streamtrain.serve.follower import Follower
+from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry
-from tests.serve.published import KEYS, USERS, counted
+from tests.ps.raw import until
+from tests.serve.published import KEYS, USERS, counted, origin_of, publish
 from tests.serve.redis_published import RedisPublished
-from tests.serve.running import TOKEN, client_of, serving
+from tests.serve.running import LONG, TOKEN, client_of, serving
+from tests.serve.test_cache import lose
 
 PUBLICATIONS = 60
 URL = "/v1/models/model"
@@ -26,6 +30,10 @@ URL = "/v1/models/model"
 def expected(number: int, user: int) -> float:
     """Of a publication after the first, each of which changes half of the rows."""
     return 1000.0 * number + max(1, number - (user - number) % 2)
+
+
+def has_seen_enough(versions: Counter[str]) -> bool:
+    return "head" in versions and len(versions) > 1
 
 
 @pytest.mark.parametrize("cache_bytes", [1 << 20, 1])
@@ -60,12 +68,16 @@ def test_swaps_under_load(redis_url: str, cache_bytes: int) -> None:
     head = registry.resident[HEAD].loaded
     assert isinstance(head, Cache)
     head._patience = 60.0  # publications follow one another without a pause
-    with serving(registry, Follower(registry, every=0.02)) as admin:
+    with serving(registry, RegistryUpdater(registry, every=0.02)) as admin:
         threads = [threading.Thread(target=ask, args=(str(admin.base_url), i, n)) for i, n in enumerate((1, 7, 40))]
         for thread in threads:
             thread.start()
         rng = random.Random(0)
-        for number in range(5, 5 + PUBLICATIONS):
+        deadline = time.monotonic() + LONG
+        for number in count(5):
+            if number >= 5 + PUBLICATIONS and all(map(has_seen_enough, seen)):
+                break
+            assert time.monotonic() < deadline, seen
             published.publish(number, KEYS[number % 2 :: 2])
             body = {"version": rng.choice([1, 2, 3, "head", "head"])}
             answer = admin.post(f"{URL}:promote", json=body, headers={"authorization": f"Bearer {TOKEN}"})
@@ -76,7 +88,6 @@ def test_swaps_under_load(redis_url: str, cache_bytes: int) -> None:
         metrics = admin.get("/metrics").text
     published.close()
     assert failed == []
-    assert all("head" in one and len(one) > 1 for one in seen)
     assert 'streamtrain_serving_lookups_total{outcome="miss",table="user",version="head"}' in metrics
 
 
@@ -87,7 +98,7 @@ def test_redis_is_away(redis_binary: str | None) -> None:
         registry = Registry(counted(), published.origin, cache_bytes=1 << 20)
         registry.promote(HEAD)
         known, unknown = ({"instances": [{"user": user}]} for user in ("u0", "u1"))
-        with serving(registry, Follower(registry, every=0.02)) as client:
+        with serving(registry, RegistryUpdater(registry, every=0.02)) as client:
             assert client.post(f"{URL}:predict", json=known).json() == {"predictions": [[1001]]}
             own.kill()
             refused = client.post(f"{URL}:predict", json=unknown)
@@ -99,6 +110,45 @@ def test_redis_is_away(redis_binary: str | None) -> None:
             metrics = client.get("/metrics").text
         assert 'streamtrain_serving_lookups_total{outcome="failed",table="user",version="head"} 1.0' in metrics
         published.close()
+
+
+def test_a_lost_bucket_is_neither_answered_from_nor_ready_until_it_is_published_anew(redis_url: str) -> None:
+    published = RedisPublished(redis_url, counted())
+    published.publish(1, full=True)
+    registry = Registry(counted(), published.origin, cache_bytes=1 << 20)
+    registry.promote(HEAD)
+    known, lost = ({"instances": [{"user": user}]} for user in ("u0", "u1"))
+    with serving(registry, RegistryUpdater(registry, every=0.02)) as client:
+        assert client.post(f"{URL}:predict", json=known).json() == {"predictions": [[1001]]}
+        lose(published)
+        refused = client.post(f"{URL}:predict", json=lost)
+        assert (refused.status_code, "has lost its rows" in refused.json()["error"]) == (503, True)
+        for path in ("/healthz/ready", "/v2/health/ready"):
+            assert client.get(path).status_code == 503
+        assert client.post(f"{URL}:predict", json=known).json() == {"predictions": [[1001]]}
+        published.publish(2, full=True)
+        until(lambda: client.get("/healthz/ready").status_code == 200)
+        assert client.post(f"{URL}:predict", json=lost).json() == {"predictions": [[2002]]}
+    published.close()
+
+
+def test_a_new_server_whose_head_is_damaged_is_not_ready_on_an_older_one(redis_url: str) -> None:
+    published = RedisPublished(redis_url, counted())
+    published.publish(1, full=True)
+    lose(published)
+    older = origin_of(counted())
+    publish(older, 0)
+    registry = Registry(counted(), published.origin)
+    with serving(registry, RegistryUpdater(registry, fallback=older, every=0.02)) as client:
+        until(lambda: "has 0 rows, not 20" in client.get("/healthz/ready").text, LONG)
+        until(lambda: registry.served is not None, LONG)
+        until(lambda: "older publication" in client.get("/healthz/ready").text, LONG)
+        assert client.get("/healthz/ready").status_code == 503
+        published.publish(2, full=True)
+        until(lambda: client.get("/healthz/ready").status_code == 200, LONG)
+        answer = client.post(f"{URL}:predict", json={"instances": [{"user": "u0"}]})
+        assert answer.json() == {"predictions": [[2002]]}
+    published.close()
 
 
 def test_who_waits_for_redis(redis_binary: str | None, monkeypatch: pytest.MonkeyPatch) -> None:

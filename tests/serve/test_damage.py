@@ -47,10 +47,10 @@ def client(published: InRedis) -> Iterator[httpx.Client]:
         (f"{CONTROL}:rollback", b'{"why": 1}', 400, "the body must be empty"),
         (f"{CONTROL}:rollback", b" " * (10 << 20), 413, "8388608 bytes"),
         ("/v1/models/other:rollback", b"", 404, "there is no model 'other'"),
-        (INFER, DEEP, 400, "no inference request"),
-        (INFER, b'{"inputs": %s' % DEEP, 400, "no inference request"),
+        (INFER, DEEP, 400, "not an inference request"),
+        (INFER, b'{"inputs": %s' % DEEP, 400, "not an inference request"),
         (INFER, b" " * (10 << 20), 413, "8388608 bytes"),
-        (INFER, json.dumps(tensor(MANY)).encode(), 413, "may have 4096 instances, not 100000"),
+        (INFER, json.dumps(tensor(MANY)).encode(), 413, "at most 4096 instances, not 100000"),
         ("/v2/models/other/infer", json.dumps(tensor(1)).encode(), 404, "there is no model 'other'"),
         ("/v2/models/model/versions/9/infer", json.dumps(tensor(1)).encode(), 404, "version 9 is not loaded"),
     ],
@@ -118,15 +118,15 @@ def set_manifest(change: Callable[[bytes], bytes]) -> Callable[[InRedis], object
 
 
 DAMAGES = {
-    "a row has changed": (set_row(b"\0\0\0\0"), 503, "of version 1 is damaged or gone"),
+    "a row has changed": (set_row(b"\0\0\0\0"), 503, "of version 1 is damaged or missing"),
     "a row is cut off": (set_row(b"\0"), 503, "user"),
-    "a row is gone": (lambda p: p.server.call("HDEL", *row_of(p)), 503, "of version 1 is damaged or gone: it has"),
+    "a row is gone": (lambda p: p.server.call("HDEL", *row_of(p)), 503, "of version 1 is damaged or missing: it has"),
     "a bucket is gone": (
         lambda p: p.server.call("DEL", bucket_of(p)),
         503,
-        "of version 1 is damaged or gone: it has 0",
+        "of version 1 is damaged or missing: it has 0",
     ),
-    "a bucket is none": (replace_bucket, 503, "a key of this model is none of ours"),
+    "a bucket is none": (replace_bucket, 503, "a key of this model was not written by streamtrain"),
     "weights are gone": (set_weights("dense", b""), 503, r"has dense \(0,\), not"),
     "weights are cut off": (set_weights("dense", b"\0\0\0"), 503, "weights"),
     "weights are not finite": (set_weights("dense", b"\0\0\xc0\x7f" * 2), 503, "not finite"),

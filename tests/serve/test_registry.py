@@ -9,12 +9,21 @@ import numpy as np
 import pytest
 
 import streamtrain as stm
-from streamtrain.errors import ConfigError, NothingBefore, OriginUnavailable, PublicationCorrupt, PublicationError
+from streamtrain.errors import (
+    ConfigError,
+    NothingBefore,
+    OriginUnavailable,
+    PublicationCorrupt,
+    PublicationError,
+    PublicationMismatch,
+    PublicationMissing,
+)
 from streamtrain.model.spec import Spec
-from streamtrain.serve.follower import Follower
-from streamtrain.serve.registry import HEAD, PublicationMismatch, PublicationMissing, Registry
-from streamtrain.store.memory_origin import MemoryOrigin
-from streamtrain.store.origin import Publication, RowChange, Step, Weights
+from streamtrain.serve.follower import RegistryUpdater
+from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.store.publication import Publication, PublicationStep, RowChange, Weights
+from streamtrain.testing.store import MemoryOrigin
+from tests.ps.raw import until
 from tests.serve.published import KEYS, counted, origin_of, publish, rows, weights
 from tests.serve.running import LONG
 
@@ -39,7 +48,7 @@ class Away(MemoryOrigin):
         self._ask()
         return super().load(publication, take)
 
-    def follow(self, publication: Publication, seconds: float) -> Iterator[Step]:
+    def follow(self, publication: Publication, seconds: float) -> Iterator[PublicationStep]:
         self._ask()
         return super().follow(publication, seconds)
 
@@ -75,17 +84,17 @@ class Changes:
         with self._changed:
             self._changed.notify_all()
 
-    def wait(self, until: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(until, LONG)
+            assert self._changed.wait_for(condition, LONG)
 
 
 @pytest.fixture
-def follow(registry: Registry) -> Iterator[Callable[..., Follower]]:
-    followers: list[Follower] = []
+def follow(registry: Registry) -> Iterator[Callable[..., RegistryUpdater]]:
+    followers: list[RegistryUpdater] = []
 
-    def begin(**options: object) -> Follower:
-        followers.append(Follower(registry, every=0.02, **options))  # type: ignore[arg-type]
+    def begin(**options: object) -> RegistryUpdater:
+        followers.append(RegistryUpdater(registry, every=0.02, **options))  # type: ignore[arg-type]
         followers[-1].start()
         return followers[-1]
 
@@ -127,7 +136,7 @@ def test_versions_beyond_the_limit_are_dropped(origin: Away) -> None:
     for version in (1, 2, 3, 1, 4):
         registry.promote(version)
     assert [*registry.resident] == [HEAD, 1, 4]
-    assert held[-1] == {1, 4}
+    assert held[-1] == {0, 1, 4}  # 0 is the head
     assert (registry.rollback().version, served(registry)) == (1, 1)
 
 
@@ -184,10 +193,10 @@ def test_a_bad_version_is_refused_and_the_old_one_serves_on(origin: Away, regist
     other = stm.Model(MODEL.schema, MODEL.graph, loss="mean_squared_error", seed=1)
     state = origin._states[1]
     for bad, error, message in (
-        ({"spec": Spec.of(other).to_json()}, PublicationMismatch, "version 1 is of another model: its seed differ"),
-        ({"spec": replace(Spec.of(MODEL), schema="0" * 16).to_json()}, PublicationMismatch, "its schema differ"),
+        ({"spec": Spec.of(other).to_json()}, PublicationMismatch, "version 1 is of another model: different seed"),
+        ({"spec": replace(Spec.of(MODEL), schema="0" * 16).to_json()}, PublicationMismatch, "different schema"),
         ({"spec": "{}"}, PublicationCorrupt, "no usable spec"),
-        ({"rows": {"user": 3}}, PublicationCorrupt, "has 3 rows, but 20 came"),
+        ({"rows": {"user": 3}}, PublicationCorrupt, "should have 3 rows, but 20 were loaded"),
     ):
         origin._states[1] = state
         damage(origin, **bad)
@@ -198,12 +207,12 @@ def test_a_bad_version_is_refused_and_the_old_one_serves_on(origin: Away, regist
     with pytest.raises(PublicationCorrupt, match="dense weights are not finite"):
         registry.promote(1)
     origin._states[1] = replace(state, weights=weights(3e38))
-    with pytest.raises(PublicationCorrupt, match="predicts what is not finite"):
+    with pytest.raises(PublicationCorrupt, match="predictions are not finite"):
         registry.promote(1)
     assert (registry.refused, served(registry), [*registry.resident]) == (6, 1, [HEAD])
 
 
-def test_the_head_is_followed(origin: Away, registry: Registry, follow: Callable[..., Follower]) -> None:
+def test_the_head_is_followed(origin: Away, registry: Registry, follow: Callable[..., RegistryUpdater]) -> None:
     changes = Changes(registry)
     publish(origin, 1)
     follower = follow()
@@ -216,7 +225,7 @@ def test_the_head_is_followed(origin: Away, registry: Registry, follow: Callable
     assert registry.swaps["reload"] == 0
 
 
-def test_steps_that_were_missed(origin: Away, registry: Registry, follow: Callable[..., Follower]) -> None:
+def test_steps_that_were_missed(origin: Away, registry: Registry, follow: Callable[..., RegistryUpdater]) -> None:
     publish(origin, 1)
     registry.promote(HEAD)
     for number in range(2, 102):
@@ -228,23 +237,23 @@ def test_steps_that_were_missed(origin: Away, registry: Registry, follow: Callab
 
 
 def test_a_bad_step_is_refused_until_a_good_head_comes(
-    origin: Away, registry: Registry, follow: Callable[..., Follower], caplog: pytest.LogCaptureFixture
+    origin: Away, registry: Registry, follow: Callable[..., RegistryUpdater], caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(origin, 1)
     registry.promote(HEAD)
     origin.publish({"user": (KEYS, rows(2))}, weights(np.nan))
     changes = Changes(registry)
     follower = follow()
-    wait_for(lambda: "not finite" in follower.trouble)
+    until(lambda: "not finite" in follower.trouble)
     assert served(registry) == 1
     publish(origin, 3)
     changes.wait(lambda: served(registry) == 3)
-    wait_for(lambda: not follower.trouble)
-    assert sum("is served on" in record.message for record in caplog.records) == 1
+    until(lambda: not follower.trouble)
+    assert sum("following the head failed, retrying" in record.message for record in caplog.records) == 1
 
 
 def test_a_head_of_another_run_is_loaded_anew(
-    origin: Away, registry: Registry, follow: Callable[..., Follower]
+    origin: Away, registry: Registry, follow: Callable[..., RegistryUpdater]
 ) -> None:
     publish(origin, 1)
     registry.promote(HEAD)
@@ -256,27 +265,29 @@ def test_a_head_of_another_run_is_loaded_anew(
     assert served(registry) == 2
 
 
-def test_an_origin_that_goes_away(origin: Away, registry: Registry, follow: Callable[..., Follower]) -> None:
+def test_an_origin_that_goes_away(origin: Away, registry: Registry, follow: Callable[..., RegistryUpdater]) -> None:
     publish(origin, 1)
     changes = Changes(registry)
     follower = follow()
     changes.wait(lambda: registry.served is not None)
     origin.away = True
-    wait_for(lambda: follower.stale_seconds > 0)
+    until(lambda: follower.stale_seconds > 0)
     assert follower.trouble == "memory is away"
     assert served(registry) == 1
     publish(origin, 2)
     origin.away = False
     changes.wait(lambda: served(registry) == 2)
-    wait_for(lambda: follower.stale_seconds == 0)
+    until(lambda: follower.stale_seconds == 0)
 
 
-def test_a_start_while_the_origin_is_away(origin: Away, registry: Registry, follow: Callable[..., Follower]) -> None:
+def test_a_start_while_the_origin_is_away(
+    origin: Away, registry: Registry, follow: Callable[..., RegistryUpdater]
+) -> None:
     publish(origin, 1)
     origin.away = True
     changes = Changes(registry)
     follower = follow()
-    wait_for(lambda: follower.trouble == "memory is away")
+    until(lambda: follower.trouble == "memory is away")
     assert registry.served is None
     origin.away = False
     changes.wait(lambda: registry.served is not None)
@@ -284,7 +295,7 @@ def test_a_start_while_the_origin_is_away(origin: Away, registry: Registry, foll
 
 @pytest.mark.parametrize("serve", [HEAD, 1])
 def test_a_fallback_until_the_origin_is_there(
-    origin: Away, registry: Registry, follow: Callable[..., Follower], serve: int
+    origin: Away, registry: Registry, follow: Callable[..., RegistryUpdater], serve: int
 ) -> None:
     publish(origin, 1)
     origin.keep()
@@ -297,16 +308,6 @@ def test_a_fallback_until_the_origin_is_there(
     assert served(registry) == 77
     origin.away = False
     changes.wait(lambda: served(registry) == 1)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Of what nobody is told."""
-    done = threading.Event()
-    for _ in range(int(LONG / 0.01)):
-        if condition():
-            return
-        done.wait(0.01)
-    raise AssertionError("it has not come")
 
 
 def test_errors_are_of_publications() -> None:

@@ -8,14 +8,15 @@ import pytest
 
 from streamtrain.errors import PublicationCorrupt
 from streamtrain.model.samples import SampleReader
-from streamtrain.serve import loaded, replica
+from streamtrain.serve import replica
+from streamtrain.serve import row_store as loaded
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
 from streamtrain.serve.replica import Replica
-from streamtrain.store.memory_origin import MemoryOrigin
-from streamtrain.store.origin import RowChange, Weights
-from streamtrain.store.redis_codec import Codec
-from streamtrain.store.redis_codec import checksums as row_checksums
+from streamtrain.store.publication import RowChange, Weights
+from streamtrain.store.redis.codec import Codec
+from streamtrain.store.redis.codec import checksums as row_checksums
+from streamtrain.testing.store import MemoryOrigin
 from streamtrain.train.step import Step
 from tests import models
 from tests.serve.published import KEYS, USERS, counted, origin_of, publish, rows, weights
@@ -110,7 +111,7 @@ def test_a_row_that_comes_twice_in_a_step_is_put_aside_once(origin: MemoryOrigin
     [
         (RowChange("user", KEYS, rows(np.inf), KEYS[:0]), weights(2), "rows are not finite"),
         (RowChange("user", KEYS, np.ones((20, 2), np.float32), KEYS[:0]), weights(2), r"\(20, 2\), not \[n, 1\]"),
-        (RowChange("item", KEYS, rows(1), KEYS[:0]), weights(2), "which the model has not"),
+        (RowChange("item", KEYS, rows(1), KEYS[:0]), weights(2), "unknown table 'item'"),
         (RowChange("user", KEYS, rows(2), KEYS[:0]), weights(np.nan), "dense weights are not finite"),
         (
             RowChange("user", KEYS, rows(2), KEYS[:0]),
@@ -136,7 +137,7 @@ def test_a_publication_with_too_few_rows(origin: MemoryOrigin, graph: Graph) -> 
     publish(origin, 1)
     state = origin._states[None]
     origin._states[None] = replace(state, publication=replace(state.publication, rows={"user": 21}))
-    with pytest.raises(PublicationCorrupt, match="says that table 'user' has 21 rows, but 20 came"):
+    with pytest.raises(PublicationCorrupt, match="table 'user' should have 21 rows, but 20 were loaded"):
         load(origin, graph)
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain.store.origin import Publication, RowChange, Weights
-from streamtrain.store.redis_dictionaries import Part, RedisDictionaries
-from streamtrain.store.redis_layout import Layout, TableSize
-from streamtrain.store.redis_model import RedisModel
-from streamtrain.store.redis_origin import RedisOrigin
-from streamtrain.store.redis_server import RedisServer
-from streamtrain.store.redis_versions import RedisVersions
+from streamtrain.store.publication import Publication, RowChange, Weights
+from streamtrain.store.redis.dictionary import RedisDictionaries, ShardPart
+from streamtrain.store.redis.layout import Layout, TableSize
+from streamtrain.store.redis.model import RedisModel
+from streamtrain.store.redis.server import RedisServer
+from streamtrain.store.redis.source import RedisOrigin
+from streamtrain.store.redis.versions import RedisVersions
 
 SHARDS = 2
 DIM = 4
@@ -89,18 +89,18 @@ class Published:
         """Publishes what `number` changes."""
         return self.commit(number, self.parts(number), **about)
 
-    def parts(self, number: int, layout: Layout | None = None) -> list[Part]:
+    def parts(self, number: int, layout: Layout | None = None) -> list[ShardPart]:
         """What all shards have written."""
         changes = self.changes(number)
         return [self.write(number, shard, changes[shard], layout) for shard in range(SHARDS)]
 
-    def write(self, number: int, shard: int, changes: Iterable[RowChange], layout: Layout | None = None) -> Part:
+    def write(self, number: int, shard: int, changes: Iterable[RowChange], layout: Layout | None = None) -> ShardPart:
         """A shard's part."""
         return self.dictionaries.write(
             number, shard, changes, self.weights(number), rows=self.counts(shard), layout=layout
         )
 
-    def commit(self, number: int, parts: list[Part], layout: Layout | None = None, **about: Any) -> Publication:
+    def commit(self, number: int, parts: list[ShardPart], layout: Layout | None = None, **about: Any) -> Publication:
         """Commits and applies."""
         publication = self.publication(number, **about)
         self.dictionaries.commit(publication, parts, layout)

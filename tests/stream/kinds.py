@@ -9,12 +9,14 @@ import redis
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from streamtrain.stream.kafka import KafkaStream
-from streamtrain.stream.memory import MemoryService, MemoryStream
-from streamtrain.stream.redis_streams import RedisStream
+from streamtrain.stream.kafka.stream import KafkaStream
+from streamtrain.stream.redis.stream import RedisStream
 from streamtrain.stream.source import Stream
+from streamtrain.testing.stream import MemoryService, MemoryStream
+from tests.ps.raw import until
 
-KAFKA_OPTIONS: dict[str, str | int] = {"session.timeout.ms": 3000, "heartbeat.interval.ms": 300}
+KAFKA_OPTIONS: dict[str, str | int] = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 300}
+PATIENT = 30.0  # seconds
 
 
 def delete_in_memory(service: MemoryService, topic: str, partition: int, before: int) -> None:
@@ -24,12 +26,29 @@ def delete_in_memory(service: MemoryService, topic: str, partition: int, before:
 def delete_in_kafka(servers: str, topic: str, partition: int, before: int) -> None:
     admin = AdminClient({"bootstrap.servers": servers})
     for deleted in admin.delete_records([TopicPartition(topic, partition, before)]).values():
-        deleted.result(20)
+        deleted.result(120)
 
 
 def delete_in_redis(url: str, topic: str, partition: int, before: int) -> None:
     with redis.Redis.from_url(url) as client:
         client.xtrim(f"streamtrain:{{{topic}}}:stream:{partition}", minid=f"0-{before + 1}", approximate=False)
+
+
+def remove_in_memory(service: MemoryService, topic: str) -> None:
+    MemoryStream(topic, service).remove()
+
+
+def remove_in_kafka(servers: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": servers})
+    for removed in admin.delete_topics([topic]).values():
+        removed.result(120)
+    until(lambda: topic not in admin.list_topics(timeout=20).topics)
+
+
+def remove_in_redis(url: str, topic: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        for key in client.scan_iter(f"streamtrain:{{{topic}}}:*"):
+            client.delete(key)
 
 
 class Kind(NamedTuple):
@@ -39,27 +58,39 @@ class Kind(NamedTuple):
         server: where its server is, for the two below.
         open: a stream, by server and topic.
         delete: deletes the messages before an offset, by server, topic and partition.
-        processes: whether several processes can read it; server is a string then.
+        remove: deletes a topic, by server and topic.
+        instance: a stream by server, topic and instance of its members, which may be silent for 30 s; where several
+            processes can read it. Server is a string then.
     """
 
     server: Callable[[pytest.FixtureRequest], Any]
     open: Callable[[Any, str], Stream]
     delete: Callable[[Any, str, int, int], None]
-    processes: bool = True
+    remove: Callable[[Any, str], None]
+    instance: Callable[[Any, str, str], Stream] | None = None
 
 
 KINDS = {
-    "memory": Kind(lambda _: MemoryService(), lambda of, topic: MemoryStream(topic, of), delete_in_memory, False),
+    "memory": Kind(
+        lambda _: MemoryService(),
+        lambda of, topic: MemoryStream(topic, of),
+        delete_in_memory,
+        remove_in_memory,
+    ),
     "kafka": Kind(
         lambda request: request.getfixturevalue("kafka").servers,
         lambda servers, topic: KafkaStream(servers, topic, KAFKA_OPTIONS),
         delete_in_kafka,
+        remove_in_kafka,
+        lambda servers, topic, instance: KafkaStream(servers, topic, {"session.timeout.ms": 30_000}, instance=instance),
     ),
     **{
         name: Kind(
             lambda request, name=name: request.getfixturevalue(name),  # type: ignore[misc]
-            lambda url, topic: RedisStream(url, topic, lease=1.0),
+            lambda url, topic: RedisStream(url, topic, lease=3.0),
             delete_in_redis,
+            remove_in_redis,
+            lambda url, topic, instance: RedisStream(url, topic, lease=PATIENT, instance=instance),
         )
         for name in ("valkey", "redis_server")
     },
@@ -89,6 +120,9 @@ class Place:
     def delete(self, partition: int, before: int) -> None:
         self.kind.delete(self.server, self.topic, partition, before)
 
+    def remove(self) -> None:
+        self.kind.remove(self.server, self.topic)
+
 
 def fill(stream: Stream, counts: Mapping[int, int]) -> None:
     """Adds as many messages to partitions; each tells where it is."""
@@ -97,7 +131,7 @@ def fill(stream: Stream, counts: Mapping[int, int]) -> None:
     for partition, more in counts.items():
         for offset in range(bounds[partition].high, bounds[partition].high + more):
             writer.write(message(partition, offset), partition=partition)
-    assert writer.flush(20) == 0
+    assert writer.flush(120) == 0
     writer.close()
 
 

@@ -8,10 +8,11 @@ from itertools import chain
 from typing import Any
 
 from streamtrain.errors import OffsetGone
+from streamtrain.incarnation import Incarnation
 from streamtrain.stream.source import Source, Stream
 from tests.stream.kinds import KINDS
 
-SECONDS = 30.0  # in which anything must have come about, on a busy machine
+SECONDS = 60.0  # in which anything must have come about, on a busy machine
 
 
 def group_of(stream: Stream) -> str:
@@ -25,6 +26,7 @@ class Member:
     Attributes:
         events: ("assigned" | "revoked" | "lost", partitions).
         got: (offset, value) by partition, in order.
+        times: of messages, in milliseconds, by partition, in order.
         gone: OffsetGone that were raised.
     """
 
@@ -36,15 +38,17 @@ class Member:
         job: str = "job",
         begin: Mapping[int, int] = {},
         say: Callable[..., None] | None = None,
+        incarnation: Incarnation | None = None,
     ) -> None:
         self.events: list[tuple[str, list[int]]] = []
         self.got: dict[int, list[tuple[int, bytes]]] = {}
+        self.times: dict[int, list[int]] = {}
         self.gone: list[OffsetGone] = []
         self._begin = begin
         self._say = say or (lambda *_: None)
         self._stream = stream
         self._group = group or group_of(stream)
-        self.source: Source = stream.source(self._group, job, self)
+        self.source: Source = stream.source(self._group, job, self, incarnation)
 
     def __enter__(self) -> "Member":
         return self
@@ -76,15 +80,17 @@ class Member:
         except OffsetGone as gone:
             self.gone.append(gone)
             return {}
-        assert sum(len(offsets) for _, offsets, _ in fetched) <= most
-        for partition, offsets, values in fetched:
+        assert sum(len(one.offsets) for one in fetched) <= most
+        for partition, offsets, values, times in fetched:
             assert offsets == sorted(set(offsets))
             assert partition in self.positions
             self.got.setdefault(partition, []).extend(zip(offsets, values, strict=True))
+            self.times.setdefault(partition, []).extend(times)
+            assert len(times) == len(offsets)
             assert self.positions[partition] == offsets[-1] + 1
         if fetched:
             self._say("got", self.count)
-        return {partition: offsets for partition, offsets, _ in fetched}
+        return {one.partition: one.offsets for one in fetched}
 
     @property
     def positions(self) -> dict[int, int]:
@@ -132,13 +138,15 @@ def settle(partitions: int, *members: Member) -> list[list[int]]:
     return have
 
 
-def main(kind: str, server: str, topic: str) -> None:
+def main(kind: str, server: str, topic: str, instance: str | None = None) -> None:
     """A member that polls for ever, and prints what happens to it."""
 
     def say(*what: object) -> None:
         print(json.dumps(what), flush=True)
 
-    with Member(KINDS[kind].open(server, topic), say=say) as member:
+    of = KINDS[kind]
+    stream = of.instance(server, topic, instance) if instance and of.instance else of.open(server, topic)
+    with Member(stream, say=say) as member:
         while True:
             member.take()
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from streamtrain.stream.redis_streams import RedisStream
+from streamtrain.stream.redis.stream import RedisStream
 from streamtrain.stream.source import Source
 
 
@@ -40,12 +40,12 @@ class Recorder:
     def take(self, source: Source, most: int = 1000, seconds: float = 0.1) -> int:
         """Polls once; returns how many messages came."""
         fetched = source.poll(most, seconds)
-        for partition, offsets, values in fetched:
-            self.got.setdefault(partition, []).extend(values)
-            self.offsets.setdefault(partition, []).extend(offsets)
-        return sum(len(values) for _, _, values in fetched)
+        for one in fetched:
+            self.got.setdefault(one.partition, []).extend(one.values)
+            self.offsets.setdefault(one.partition, []).extend(one.offsets)
+        return sum(len(one.values) for one in fetched)
 
-    def take_until(self, source: Source, done: Callable[["Recorder"], Any], seconds: float = 20.0) -> "Recorder":
+    def take_until(self, source: Source, done: Callable[["Recorder"], Any], seconds: float = 60.0) -> "Recorder":
         """Polls until something is so."""
         deadline = time.monotonic() + seconds
         while not done(self):

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from streamtrain.embedded.valkey import Valkey
-from streamtrain.stream.redis_streams import RedisStream
+from streamtrain.stream.redis.stream import RedisStream
 from tests.stream.recorded import Recorder
 
 SERVERS = ("valkey", "redis")
@@ -60,7 +60,7 @@ def redis_server() -> Iterator[str]:
 @pytest.fixture
 def stream(redis_url: str) -> RedisStream:
     """A topic of three partitions on the shared server."""
-    stream = RedisStream(redis_url, f"topic{next(_topics)}", lease=1.0)
+    stream = RedisStream(redis_url, f"topic{next(_topics)}", lease=3.0)
     stream.create(3)
     return stream
 
@@ -80,7 +80,7 @@ def write(stream: RedisStream, partition: int, *values: bytes) -> None:
     with closing(stream.writer()) as writer:
         for value in values:
             writer.write(value, partition=partition)
-        assert writer.flush(20) == 0
+        assert writer.flush(120) == 0
 
 
 def key_of(stream: RedisStream, partition: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.ports import free_ports
+from tests.ports import free_ports
 
 VERSION = "3.0.9"
 HOME = Path.home() / ".cache" / "streamtrain" / f"apicurio-registry-{VERSION}"
@@ -43,7 +43,7 @@ class RegistryServer:
     def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(self._log.read_text()[-5000:])

@@ -42,16 +42,24 @@ def missing(server: str, why: Exception) -> NoReturn:
     pytest.skip(f"NOT TESTED, as {server} cannot be started: {why}")
 
 
+_shared: list[Broker] = []
+
+
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[Broker]:
-    """A broker for all tests, which none of them may stop."""
-    try:
-        broker = Broker(resolve(), users=USERS, properties=PROPERTIES | ACCESS)
-        broker.start()
-    except StreamtrainError as exc:
-        missing("kafka", exc)
-    yield broker
-    broker.close()
+def kafka(request: pytest.FixtureRequest) -> Broker:
+    """A broker for all tests, which none of them may stop.
+
+    To pytest, the fixture is another one in each conftest and module that imports it: the broker is the same.
+    """
+    if not _shared:
+        try:
+            broker = Broker(resolve(), users=USERS, properties=PROPERTIES | ACCESS)
+            broker.start()
+        except StreamtrainError as exc:
+            missing("kafka", exc)
+        request.config.add_cleanup(broker.close)
+        _shared.append(broker)
+    return _shared[0]
 
 
 @pytest.fixture(scope="module")

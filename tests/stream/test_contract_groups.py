@@ -5,15 +5,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import pytest
 
 from streamtrain.errors import SourceRefused
+from streamtrain.incarnation import Incarnation
 from streamtrain.stream.source import Stream
-from tests.stream.kinds import KINDS, Place, fill
+from tests.ps.raw import until
+from tests.stream.kinds import KINDS, PATIENT, Place, fill
 from tests.stream.members import SECONDS, Member, group_of, settle, take_turns
 
 
@@ -110,7 +112,46 @@ def test_a_member_that_leaves_is_followed_where_it_was(place: Place) -> None:
     assert stream.committed(group_of(stream)) == {0: 15, 1: 15}
 
 
-@pytest.mark.parametrize("place", [name for name, kind in KINDS.items() if kind.processes], indirect=True)
+def test_members_of_a_group_are_counted_while_they_are_there(place: Place) -> None:
+    stream = place.make(2)
+    group = group_of(stream)
+    assert stream.members(group) == 0
+    with Member(stream) as one, Member(stream) as two:
+        settle(2, one, two)
+        assert stream.members(group) == 2
+    until(lambda: stream.members(group) == 0)
+
+
+def test_a_group_keeps_the_latest_incarnation_of_its_members(place: Place) -> None:
+    """While they are there, and afterwards once they have committed."""
+    stream = place.make(2)
+    group, first = group_of(stream), Incarnation.after(None)
+    second = Incarnation.after(first)
+    assert stream.latest_incarnation(group) is None
+    with Member(stream, incarnation=second) as one:
+        settle(2, one)
+        assert stream.latest_incarnation(group) == second
+        with Member(stream, incarnation=first) as two, Member(stream) as three:
+            settle(2, one, two, three)
+            assert stream.latest_incarnation(group) == second
+        settle(2, one)
+    until(lambda: stream.latest_incarnation(group) == second)
+    with Member(stream) as one:
+        settle(2, one)
+        assert stream.latest_incarnation(group) == second
+
+
+@pytest.mark.parametrize("text", ["", "1", "1-", "-0123abcd-host", "1-0123abcd", "x-0123abcd-host", "1-0123ABCD-host"])
+def test_other_texts_are_no_incarnation(text: str) -> None:
+    assert Incarnation.parse(text) is None
+    incarnation = Incarnation.after(Incarnation(9, "ffffffff-other"))
+    assert Incarnation.parse(str(incarnation)) == incarnation > Incarnation(9, "ffffffff-other")
+
+
+PROCESSES = [name for name, kind in KINDS.items() if kind.instance]
+
+
+@pytest.mark.parametrize("place", PROCESSES, indirect=True)
 def test_a_member_that_is_killed_is_followed(place: Place) -> None:
     stream = place.make(3)
     fill(stream, dict.fromkeys(range(3), 10))
@@ -126,9 +167,55 @@ def test_a_member_that_is_killed_is_followed(place: Place) -> None:
             reader.join()
         begin = time.monotonic()
         here.take_until(lambda m: len(m.positions) == 3)
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < SECONDS / 2
         # What it had not committed is read again.
         here.take_until(lambda m: m.positions == {0: 10, 1: 10, 2: 10})
+
+
+@pytest.mark.parametrize("place", PROCESSES, indirect=True)
+def test_a_member_of_its_instance_takes_the_place_of_one_that_is_killed_at_once(place: Place) -> None:
+    """Long before the group takes the other for dead, and others keep what they have."""
+    stream, instance = place.make(4), place.kind.instance
+    assert instance is not None
+    command = [sys.executable, "-m", "tests.stream.members", place.name, place.server, place.topic, "one"]
+    got: list[int] = []
+
+    def hear(lines: Iterable[bytes]) -> None:
+        got.extend(one for event, partitions in map(json.loads, lines) if event == "assigned" for one in partitions)
+
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as process,
+        Member(instance(place.server, place.topic, "two")) as here,
+    ):
+        reader = threading.Thread(target=lambda: hear(process.stdout or []))
+        reader.start()
+        try:
+            here.take_until(lambda m: len(m.positions) == 2 and len(set(got) - set(m.positions)) == 2)
+        finally:
+            process.kill()
+            reader.join()
+        mine = set(here.positions)
+        begin = time.monotonic()
+        with Member(instance(place.server, place.topic, "one")) as again:
+            fill(stream, dict.fromkeys(range(4), 5))
+            take_turns(lambda: here.count + again.count == 20, here, again)
+            assert time.monotonic() - begin < PATIENT / 2
+        assert set(here.got) == mine
+
+
+@pytest.mark.parametrize("place", PROCESSES, indirect=True)
+def test_of_two_members_of_one_instance_the_earlier_is_refused(place: Place) -> None:
+    place.make(2)
+    instance = place.kind.instance
+    assert instance is not None
+    with Member(instance(place.server, place.topic, "one")) as first:
+        first.take_until(lambda m: len(m.positions) == 2)
+        with Member(instance(place.server, place.topic, "one")) as second:
+            second.take_until(lambda m: len(m.positions) == 2)
+            with pytest.raises(SourceRefused, match="give each its own instance"):
+                take_turns(lambda: False, first)
+            second.take()
+            assert len(second.positions) == 2
 
 
 def test_an_exception_of_the_listener_comes_out_of_poll(place: Place) -> None:
@@ -236,10 +323,10 @@ def test_two_jobs_that_come_at_once_do_not_both_go_on(place: Place) -> None:
         try:
             member = Member(stream, job=job)
             members.append(member)
-            barrier.wait(5)
+            barrier.wait(SECONDS)
             member.take_until(lambda m: m.count > 0)
-            deadline = time.monotonic() + 3
-            while time.monotonic() < deadline:
+            deadline = time.monotonic() + SECONDS
+            while time.monotonic() < deadline and not refused:
                 member.take()
         except SourceRefused as exc:
             refused.append(exc)

@@ -22,7 +22,7 @@ def test_values_of_every_shape_arrive(place: Place) -> None:
     writer = stream.writer()
     for value in values:
         writer.write(value, partition=0, headers={"why": b"no reason", "empty": b""})
-    assert writer.flush(20) == 0
+    assert writer.flush(120) == 0
     assert read(stream, len(values)).values(0) == values
     writer.close()
 
@@ -33,7 +33,7 @@ def test_a_key_always_goes_to_one_partition(place: Place) -> None:
         writer = stream.writer()
         for i in range(400):
             writer.write(b"%d" % (i % 40), key=b"key %d" % (i % 40))
-        assert writer.flush(20) == 0
+        assert writer.flush(120) == 0
         writer.close()
     member = read(stream, 800)
     assert len(member.got) > 1
@@ -46,7 +46,7 @@ def test_without_a_key_partitions_take_turns(place: Place) -> None:
     writer = stream.writer()
     for i in range(40):
         writer.write(b"%d" % i)
-    assert writer.flush(20) == 0
+    assert writer.flush(120) == 0
     writer.close()
     assert stream.bounds() == dict.fromkeys(range(4), Bounds(0, 10))
 
@@ -64,7 +64,7 @@ def test_the_order_of_calls_is_kept_of_every_thread(place: Place) -> None:
         one.start()
     for one in threads:
         one.join()
-    assert writer.flush(20) == 0
+    assert writer.flush(120) == 0
     writer.close()
     member = read(stream, 6000)
     for partition in range(2):
@@ -80,12 +80,12 @@ def test_a_partition_that_is_not_there_is_told(place: Place) -> None:
 
     def write() -> None:
         writer.write(b"lost", partition=7)
-        writer.flush(20)
+        writer.flush(120)
 
     with pytest.raises(WriteFailed):
         write()
     writer.write(b"found", partition=1)
-    assert writer.flush(20) == 0
+    assert writer.flush(120) == 0
     writer.close()
     assert read(stream, 1).got == {1: [(0, b"found")]}
 
@@ -112,7 +112,7 @@ def test_another_topic_is_made_where_it_is_missing(place: Place) -> None:
     for _ in range(2):
         writer = stream.writer(other.topic)
         writer.write(b"dead", partition=2)
-        assert writer.flush(20) == 0
+        assert writer.flush(120) == 0
         writer.close()
     assert other.bounds() == {0: Bounds(0, 0), 1: Bounds(0, 0), 2: Bounds(0, 2)}
     assert stream.bounds() == dict.fromkeys(range(3), Bounds(0, 0))

@@ -2,12 +2,15 @@
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import numpy as np
-import streamtrain.stream.sample_pb2 as pb
+import streamtrain.stream.formats.sample_pb2 as pb
 
 import streamtrain as st
 from streamtrain.errors import BadSample
@@ -27,7 +30,7 @@ def model(**options: Any) -> st.Model:
             st.Categorical("user", 4),
             st.Categorical("tags", 4, max_length=3, default="none"),
             st.Cross("both", 4, of=("user", "tags")),
-            st.Numeric("price"),
+            st.Numeric("price", transform=None),
             st.Numeric("age", default=1.0, transform="log1p"),
         ],
         **options,
@@ -92,3 +95,12 @@ def protobuf_value(value: Any) -> Any:
     if isinstance(value, str):
         return pb.Value(text=value)
     return pb.Value(list=pb.List(values=[protobuf_value(one) for one in value]))
+
+
+def compiled(proto: Path, *options: str) -> Path:
+    """The descriptor set of a .proto."""
+    out = proto.with_suffix(".desc")
+    options = options or ("--include_imports",)
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{proto.parent}", *options, f"--descriptor_set_out={out}"]
+    subprocess.run([*command, str(proto)], check=True)
+    return out

@@ -1,38 +1,51 @@
 """The loop on real shards and a stream in memory: what is learned, by whom, and what becomes of the rest."""
 
 import json
-import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from streamtrain.errors import OffsetGone, SourceRefused, TooManyBadSamples
+from streamtrain.errors import OffsetGone, ShardRefused, SourceRefused, TooManyBadSamples
 from streamtrain.metrics.worker import WorkerMetrics
 from streamtrain.model.samples import REASONS
 from streamtrain.ps.clock import Span
-from streamtrain.stream.dead import DeadLetters
-from streamtrain.stream.feed import Feed
-from streamtrain.stream.formats import JsonFormat
-from streamtrain.stream.memory import MemoryStream
-from streamtrain.train.intake import Rules, StreamIntake
-from streamtrain.train.loop import Loop
-from streamtrain.train.pace import Pace
+from streamtrain.settings.groups import PsSettings, StreamSettings
+from streamtrain.stream.buffer import PartitionBuffer
+from streamtrain.stream.dead_letters import DeadLetters
+from streamtrain.stream.formats.factory import JsonFormat
+from streamtrain.stream.source import Stream
+from streamtrain.testing.stream import MemoryStream
+from streamtrain.train.intake import StreamIntake
+from streamtrain.train.loop import Loop, LoopConfig
 from tests.cluster.counted import IDS, beginning, differences, is_bad, messages_of, stepping
 from tests.ps.raw import until
 from tests.ps.served import Served, served
 
 PARTITIONS = 3
+PACE = LoopConfig(batch_size=50, idle_seconds=0.01, commit_seconds=0.05)
+LARGE = replace(PACE, batch_size=1000)
+IN_PARTS = replace(LARGE, shard_bytes=1000)
+SMALL = PsSettings.model_construct(max_message_bytes=8000)
 
 
 class Running:
     """A loop in a thread of its own."""
 
     def __init__(
-        self, where: Served, stream: MemoryStream, *, job: str = "job", rules: Rules | None = None, **feed: Any
+        self,
+        where: Served,
+        stream: Stream,
+        *,
+        job: str = "job",
+        rules: StreamSettings = StreamSettings(),  # noqa: B008  # it is immutable
+        pace: LoopConfig = PACE,
+        **feed: Any,
     ) -> None:
         made, step, _ = stepping(tensorflow=False)
         self.shards = where.shards()
@@ -42,19 +55,21 @@ class Running:
         client = self.shards.client(f"worker-{id(self)}", self.shards.agree())
         intake = StreamIntake(
             *(stream, "workers", job, JsonFormat(made)),
-            feed=Feed(**feed),
-            letters=DeadLetters(stream, self.stopped),
-            rules=rules,
+            buffer=PartitionBuffer(**feed),
+            dead_letters=DeadLetters(stream, self.stopped),
+            policy=rules,
             metrics=self.metrics,
         )
-        pace = Pace(batch_size=50, idle_seconds=0.01, commit_seconds=0.05)
         self.loop = Loop(
-            *(made, step, client, self.shards.stands),
+            *(made, step, client, self.shards.progress),
             intake=intake,
             shards=len(where.nodes),
-            pace=pace,
+            config=pace,
             metrics=self.metrics,
         )
+        self.spans: list[Sequence[Span]] = []
+        read = intake.read
+        intake.read = lambda spans: (self.spans.append(spans), read(spans))[1]  # type: ignore[method-assign, func-returns-value]
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -79,8 +94,8 @@ class Running:
 
 
 @contextmanager
-def counted(count: int = 2) -> Iterator[Served]:
-    with served(count, beginning=beginning(tensorflow=False)) as where:
+def counted(count: int = 2, limits: PsSettings = PsSettings()) -> Iterator[Served]:  # noqa: B008  # it is immutable
+    with served(count, beginning=beginning(tensorflow=False), limits=limits) as where:
         yield where
 
 
@@ -114,8 +129,8 @@ def test_dead_letters_and_what_is_learned_make_up_all_that_there_is() -> None:
         assert differences(done.shards, PARTITIONS, 3000) == []
     bad = np.flatnonzero(is_bad(np.arange(3000))).tolist()
     assert dead_offsets(stream) == dict.fromkeys(range(PARTITIONS), bad)
-    assert done.loop.tally.samples == PARTITIONS * (3000 - len(bad))
-    assert done.value("streamtrain_worker_samples_total") == done.loop.tally.samples
+    assert done.loop.stats.samples == PARTITIONS * (3000 - len(bad))
+    assert done.value("streamtrain_worker_samples_total") == done.loop.stats.samples
     assert stream.committed("workers") == dict.fromkeys(range(PARTITIONS), 3000)
 
 
@@ -195,7 +210,7 @@ def test_a_broken_stream_stops_it_and_is_not_eaten(share: float) -> None:
     rng = np.random.default_rng(1)
     messages = [b"{" if bad else message(1) for bad in rng.random(30_000) < share]
     with counted() as where:
-        failed = Running(where, MemoryStream.of({0: messages}), rules=Rules(max_bad_ratio=0.4)).join()
+        failed = Running(where, MemoryStream.of({0: messages}), rules=StreamSettings(max_bad_ratio=0.4)).join()
         assert isinstance(failed.failure, TooManyBadSamples)
         assert "samples were refused" in str(failed.failure)
         assert where.held[0].clock()[0] < 10_500
@@ -227,13 +242,41 @@ def late_of(messages: Sequence[bytes], after: float) -> list[int]:
     return late
 
 
+def test_batches_that_shards_do_not_take_at_once_are_learned_in_parts() -> None:
+    stream = stream_of(2000)
+    with counted(2, SMALL) as where:
+        refused = Running(where, stream, pace=LARGE).join()
+        assert isinstance(refused.failure, ShardRefused)
+        done = Running(where, stream, pace=IN_PARTS).join()
+        assert done.failure is None
+        assert differences(done.shards, PARTITIONS, 2000) == []
+        assert sum(where.held[0].pushes.values()) > 2 * len(done.spans)
+    bad = np.flatnonzero(is_bad(np.arange(2000))).tolist()
+    assert {p: sorted(set(found)) for p, found in dead_offsets(stream).items()} == dict.fromkeys(range(PARTITIONS), bad)
+
+
+def test_parts_of_two_members_with_the_same_partitions() -> None:
+    """What one has pushed of a batch, the other has pushed too: both go back to the middle of it."""
+    stream = stream_of(1000)
+    other = MemoryStream(stream.topic, stream._service)
+    with counted(2, SMALL) as where:
+        first, second = Running(where, stream, pace=IN_PARTS), Running(where, other, pace=replace(IN_PARTS, ahead=0))
+        second.loop._intake._group = "others"  # type: ignore[attr-defined]
+        assert first.join().failure is None
+        assert second.join().failure is None
+        assert differences(first.shards, PARTITIONS, 1000) == []
+
+
+@pytest.mark.parametrize("pace", [PACE, IN_PARTS])
 @pytest.mark.parametrize("is_dead", [True, False])
-def test_late_samples(is_dead: bool) -> None:
+def test_late_samples(is_dead: bool, pace: LoopConfig) -> None:
     stream = MemoryStream.of({0: late_log(), 1: [], 2: []})
     late = late_of(late_log(), 50)
     assert 100 < len(late) < 2000
     with counted() as where:
-        done = Running(where, stream, rules=Rules(late_after=50, late_is_dead=is_dead)).join()
+        done = Running(
+            where, stream, rules=StreamSettings(late_after=50, late="dead" if is_dead else "learn"), pace=pace
+        ).join()
         assert done.failure is None
         assert where.held[0].samples == 4000 - len(late) * is_dead
     assert done.value("streamtrain_worker_late_samples_total") == len(late)
@@ -241,40 +284,112 @@ def test_late_samples(is_dead: bool) -> None:
         assert dead_offsets(stream)[0] == late
 
 
-def test_what_is_late_is_the_same_after_any_restart() -> None:
+@pytest.mark.parametrize("pace", [PACE, IN_PARTS])
+def test_what_is_late_is_the_same_after_any_restart(pace: LoopConfig) -> None:
     """Ten workers after another, each begins somewhere: the shards keep the watermark that belongs to their clock."""
     messages, clocks = late_log(), []
     stream = MemoryStream.of({0: [], 1: [], 2: []}, more=True)
     with counted() as where:
         for part in range(10):
-            running = Running(where, stream, rules=Rules(late_after=50))
+            running = Running(where, stream, rules=StreamSettings(late_after=50), pace=pace)
             stream.add(0, messages[part * 400 : part * 400 + 400])
             until(lambda part=part: where.held[0].clock().get(0) == part * 400 + 400)  # type: ignore[misc]
-            clocks.append(running.stop().shards.stands()[0].clock)
+            clocks.append(running.stop().shards.progress()[0].clock)
         assert where.held[0].samples == 4000 - len(late_of(messages, 50))
     assert dead_offsets(stream)[0] == late_of(messages, 50)
 
 
-def test_it_waits_for_a_full_batch_but_not_longer_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "streamtrain")
+def test_what_is_ahead_of_the_time_of_its_message_is_refused() -> None:
+    """And makes nothing late, nor anything fresher, however often it is read."""
+    log, ahead = [message(1000 + i) for i in range(100)], message(4_102_358_400)  # the last day of 2099
+    stream = MemoryStream.of({0: [*log, ahead, *log], 1: [message(99_999)], 2: []})
+    with counted() as where:
+        done = Running(where, stream, rules=StreamSettings(late_after=150)).join()
+        assert done.failure is None
+        assert [shard.samples for shard in where.held] == [201, 201]
+        assert [shard.watermark for shard in where.held] == [99_999] * 2
+        assert {stand.watermarks[0] for stand in done.shards.progress()} == {1099}
+    assert done.value("streamtrain_worker_bad_samples_total", reason="future") == 1
+    assert done.value("streamtrain_worker_watermark_timestamp_seconds") == 99_999
+    assert dead_offsets(stream) == {0: [100], 1: [], 2: []}
+
+
+@pytest.mark.parametrize(
+    ("ahead", "rules", "refused"),
+    [
+        (86_400, StreamSettings(), 0),
+        (86_401, StreamSettings(), 1),
+        (10, StreamSettings(future_after=10), 0),
+        (11, StreamSettings(future_after=10), 1),
+        (4_000_000_000, StreamSettings(future_after=None), 0),
+    ],
+)
+def test_how_far_ahead_a_sample_may_be_goes_by_its_message(ahead: int, rules: StreamSettings, refused: int) -> None:
+    stream = MemoryStream.of({0: [], 1: [], 2: []}, more=True)
+    stream.add(0, [message(5_000 + ahead)], at=5_000)
+    stream.end()
+    with counted(1) as where:
+        done = Running(where, stream, rules=rules).join()
+        assert done.failure is None
+        assert where.held[0].samples == 1 - refused
+        assert where.held[0].clock()[0] == 1
+    assert done.value("streamtrain_worker_bad_samples_total", reason="future") == refused
+
+
+def test_without_a_time_of_its_message_a_sample_may_be_ahead_of_the_clock() -> None:
+    stream = MemoryStream.of({0: [], 1: [], 2: []}, more=True)
+    stream.add(0, [message(int(time.time()) + 80_000), message(int(time.time()) + 90_000)], at=-1)
+    stream.end()
+    with counted(1) as where:
+        assert Running(where, stream).join().failure is None
+    assert dead_offsets(stream)[0] == [1]
+
+
+def test_too_much_of_the_future_stops_it() -> None:
+    with counted(1) as where:
+        failed = Running(
+            where, MemoryStream.of({0: [message(4_102_358_400)] * 10_001}), rules=StreamSettings(max_bad_ratio=0.4)
+        )
+        assert isinstance(failed.join().failure, TooManyBadSamples)
+
+
+def test_a_partition_that_lags_keeps_rows_alive_and_one_without_traffic_does_not() -> None:
+    """The shards hear of it from a worker that learns other partitions, and from one that learns nothing."""
+    stream = MemoryStream.of({0: [message(1)], 1: [], 2: []}, more=True)
+    with counted() as where:
+        running = Running(where, stream)
+        until(lambda: all(shard._idle >= {0} for shard in where.held))
+        stream.add(1, [message(2)])
+        until(lambda: all(shard._idle >= {0, 1} for shard in where.held))
+        assert all(not shard._idle & {2} or shard.clock().get(2, 0) == 0 for shard in where.held)
+        assert running.stop().failure is None
+
+
+def test_it_waits_for_enough_but_not_longer_than_it_may() -> None:
     stream = MemoryStream.of({0: []}, more=True)
     with counted(1) as where:
-        running = Running(where, stream)
-        running.loop._pace = Pace(batch_size=50, batch_age=0.2, idle_seconds=0.01)
-        spans: list[Sequence[Span]] = []
-        take = running.loop._intake.read
-
-        def read(given: Sequence[Span]) -> Any:
-            spans.append(given)
-            return take(given)
-
-        running.loop._intake.read = read  # type: ignore[method-assign, assignment]
+        running = Running(where, stream, pace=replace(PACE, batch_min=50, batch_age=2.0))
         until(lambda: running.loop._partitions == [0])
         for one in messages_of(0, 70):
             stream.add(0, [one])
         until(lambda: where.held[0].clock().get(0) == 70)
         assert running.stop().failure is None
-    assert [(one.start, one.end) for given in spans for one in given] == [(0, 50), (50, 70)]
+    assert [(one.start, one.end) for given in running.spans for one in given] == [(0, 50), (50, 70)]
+
+
+def test_at_the_head_it_takes_what_is_there_and_behind_all_that_it_may() -> None:
+    stream = MemoryStream.of({0: messages_of(0, 205)[:200]}, more=True)
+    with counted(1) as where:
+        running = Running(where, stream, pace=replace(PACE, batch_age=30.0))
+        until(lambda: where.held[0].clock().get(0) == 200)
+        began = time.monotonic()
+        for at, one in enumerate(messages_of(0, 205)[200:], 200):
+            stream.add(0, [one])
+            until(lambda at=at: where.held[0].clock().get(0) == at + 1)  # type: ignore[misc]
+        assert time.monotonic() - began < 30
+        assert running.stop().failure is None
+    sizes = [one.end - one.start for given in running.spans for one in given]
+    assert sizes == [50] * 4 + [1] * 5
 
 
 def test_it_tells_the_partitions_that_it_has_and_none_once_they_are_gone() -> None:
@@ -291,10 +406,10 @@ def test_memory_of_messages_is_bounded() -> None:
     stream = MemoryStream.of({0: big})
     seen: list[int] = []
     with counted(1) as where:
-        running = Running(where, stream, most_bytes=2 << 20)
-        feed: Feed = running.loop._intake._feed  # type: ignore[attr-defined]
-        count = running.loop.tally.learned
-        running.loop.tally.learned = lambda *args: (seen.append(feed.nbytes), count(*args))  # type: ignore[method-assign, func-returns-value, assignment]
+        running = Running(where, stream, max_bytes=2 << 20)
+        feed: PartitionBuffer = running.loop._intake._buffer  # type: ignore[attr-defined]
+        count = running.loop.stats.learned
+        running.loop.stats.learned = lambda *args: (seen.append(feed.nbytes), count(*args))  # type: ignore[method-assign, func-returns-value, assignment]
         assert running.join().failure is None
         assert where.held[0].samples == 400
     assert max(seen) < (2 << 20) + 2 * 50 * 100_100

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import streamtrain.ps.ps_pb2 as pb
+import streamtrain.cluster.coordinator_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
+from streamtrain.cluster.quality import decode_windows, encode_windows, merge_windows
 from streamtrain.errors import ShardRefused
 from streamtrain.model.features import Label
 from streamtrain.train.progressive import Metrics, ProgressiveValidation
-from streamtrain.train.windows import decode, encode, merged
 
 LABELS = (Label("click", kind="binary"), Label("stars", kind="real"))
 
@@ -39,7 +39,7 @@ def validation(*given: Any, window: int = 100_000) -> ProgressiveValidation:
 
 def sent(one: ProgressiveValidation) -> list[Any]:
     """What arrives."""
-    return [pb.LabelWindow.FromString(window.SerializeToString()) for window in encode(one.window_sums())]
+    return [pb.LabelWindow.FromString(window.SerializeToString()) for window in encode_windows(one.window_sums())]
 
 
 def assert_same(one: Metrics, other: Metrics) -> None:
@@ -51,7 +51,7 @@ def test_the_figures_of_several_are_those_of_all_their_samples(seed: int, cuts: 
     given = samples(seed, 400)
     bounds = [0, *sorted(cuts), 400]
     parts = [[column[a:b] for column in given] for a, b in itertools.pairwise(bounds)]
-    found = merged(decode(sent(validation(*part))) for part in parts)
+    found = merge_windows(decode_windows(sent(validation(*part))) for part in parts)
     together = validation(*given).window()
     assert found.keys() == together.keys()
     for label, metrics in found.items():
@@ -61,7 +61,7 @@ def test_the_figures_of_several_are_those_of_all_their_samples(seed: int, cuts: 
 def test_the_merged_auc_is_that_of_scikit_learn() -> None:
     (p1, y1, w1), (p2, y2, w2) = samples(1, 3000), samples(2, 500)
     p2 = p2 / 3  # another worker's predictions are another way off: the mean of two AUCs would be far from it
-    found = merged(decode(sent(validation(*one))) for one in ((p1, y1, w1), (p2, y2, w2)))["click"]
+    found = merge_windows(decode_windows(sent(validation(*one))) for one in ((p1, y1, w1), (p2, y2, w2)))["click"]
     p, y, w = np.concatenate([p1, p2])[:, 0], np.concatenate([y1, y2])[:, 0], np.concatenate([w1, w2])
     there = ~np.isnan(y)
     exact = sklearn.roc_auc_score(y[there], p[there], sample_weight=w[there])
@@ -78,17 +78,17 @@ def test_only_the_window_is_sent_and_it_is_small() -> None:
 
 
 def test_nothing_seen_is_a_window_too() -> None:
-    found = merged([decode(sent(ProgressiveValidation(LABELS)))])
+    found = merge_windows([decode_windows(sent(ProgressiveValidation(LABELS)))])
     assert found["click"].samples == 0
     assert math.isnan(found["click"].auc)
-    assert merged([]) == {}
+    assert merge_windows([]) == {}
 
 
 def test_predictions_that_are_not_finite_are_counted() -> None:
     predictions, labels, weights = samples(4, 100)
     predictions[:7] = np.nan
     labels[:7] = 1
-    assert merged([decode(sent(validation(predictions, labels, weights)))])["click"].non_finite == 7
+    assert merge_windows([decode_windows(sent(validation(predictions, labels, weights)))])["click"].non_finite == 7
 
 
 def doubled(name: str, type_: str) -> Callable[[Any], None]:
@@ -108,15 +108,15 @@ def setting(**values: Any) -> Callable[[Any], None]:
 
 
 DAMAGE: list[tuple[Callable[[Any], None], str]] = [
-    (setting(label=""), "names label ''"),
-    (setting(label="stars"), "had one already"),
+    (setting(label=""), "missing or duplicate label ''"),
+    (setting(label="stars"), "duplicate label"),
     (setting(weight=math.nan), "sums are"),
     (setting(loss=math.inf), "sums are"),
     (setting(samples=1 << 60), "sums are"),
     (setting(weight=-1.0), "negative"),
     (setting(absolute=-1.0), "negative"),
     (setting(binary=False), "bins and"),
-    (setting(bins=b"\0"), "damaged"),
+    (setting(bins=b"\0"), "is invalid"),
     (setting(bins=b"\0\0"), "1 bins and"),
     (setting(counts=b""), "and 0 counts"),
     (setting(bins=b"", counts=b""), "add up to 0.0"),
@@ -135,5 +135,5 @@ def test_what_is_damaged_is_refused(change: Callable[[Any], None], message: str)
     windows.reverse()
     change(windows[1])
     with pytest.raises(ShardRefused, match=message) as caught:
-        decode(windows)
+        decode_windows(windows)
     assert caught.value.reason == "malformed"

@@ -13,7 +13,7 @@ const CHARTS = [
   { name: "log_loss", title: "Log loss", format: figure, tick: (v) => v.toFixed(3), by: "log_loss", least: 0.01 },
   { name: "samples_per_s", title: "Throughput", format: (v) => (v == null ? NONE : `${rate(v)} samples/s`), tick: compact },
   { name: "lag", title: "Lag", format: (v) => (v == null ? NONE : `${rate(v)} samples`), tick: compact, why: "known with a coordinator" },
-  { name: "freshness_ms", title: "Freshness", format: seconds, tick: (ms) => (ms ? seconds(ms) : "0") },
+  { name: "freshness_ms", title: "Freshness", format: seconds, tick: (ms) => (ms ? seconds(ms) : "0"), why: "nothing is served yet" },
 ];
 
 /** The lines of a chart, by label or just one, from points as the status has them. */
@@ -29,6 +29,13 @@ function rangeOf(chart, low, high) {
   if (!chart.by) return [0, high > 0 ? high * 1.15 : 1];
   const room = Math.max(chart.least - (high - low), (high - low) * 0.2) / 2;
   return [Math.max(0, low - room), high + room];
+}
+
+/** As wide as the longest label of an axis, so that none is cut off. */
+export function widest(plot, labels, axis) {
+  plot.ctx.font = plot.axes[axis].font[0];
+  const width = Math.max(0, ...(labels ?? []).map((one) => plot.ctx.measureText(one).width));
+  return Math.max(40, Math.ceil(width / devicePixelRatio) + 12);
 }
 
 class Chart {
@@ -97,7 +104,7 @@ class Chart {
     this.uplot = new uPlot({
       width: this.plot.clientWidth || 320,
       height: HEIGHT,
-      padding: [6, 8, 0, 0],
+      padding: [6, 20, 0, 0], // room for half of the last time
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, sync: { key: "live" }, points: { size: 6 } },
       scales: {
@@ -106,7 +113,7 @@ class Chart {
       },
       axes: [
         { ...axis, grid: { show: false }, size: 22, gap: 4, space: 70, values: clock },
-        { ...axis, size: 50, gap: 6, space: 34, values: (_, splits) => splits.map(this.about.tick) },
+        { ...axis, size: widest, gap: 6, space: 34, values: (_, splits) => splits.map(this.about.tick) },
       ],
       series: [{}, ...this.lines.map((_, i) => ({
         stroke: colour(COLOURS[i % COLOURS.length]), width: 1.5, points: { show: false },

@@ -24,6 +24,7 @@ const workers = new Table("Workers", [
   { head: "Partitions", cell: (one) => ranges(one.partitions ?? []) },
   { head: "Lag", num: true, cell: (one) => count(one.lag) },
   { head: "Samples/s", num: true, cell: (one) => rate(one.samples_per_s) },
+  { head: "Samples/batch", num: true, cell: (one) => rate(one.samples_per_batch) },
   { head: "Seen", num: true, cell: (one) => (one.seen == null ? NONE : `${span(one.seen)} ago`) },
 ], "No worker is known.");
 
@@ -32,13 +33,19 @@ const servers = new Table("Servers", [
   { head: "Address", cell: (one) => one.address ?? NONE },
   { head: "Version", cell: (one) => one.version ?? NONE },
   { head: "Publication", num: true, cell: (one) => count(one.publication) },
-  { head: "Freshness", num: true, cell: (one) => span(one.freshness_ms == null ? null : one.freshness_ms / 1000) },
+  { head: "Freshness", num: true, cell: (one) => span(one.fresh) },
 ], "No server is known.");
 
 /** What a shard says of itself, and of its backup if it has one. */
 function state(one) {
   const backup = { true: ", backup in step", false: ", no backup" }[one.backup_in_step] ?? "";
   return one.state == null ? NONE : `${one.state}${backup}`;
+}
+
+/** As everywhere: how long ago the latest event was that the served model has learned, in seconds. */
+function freshnessOf(server, now) {
+  if (server.watermark != null) return now - server.watermark;
+  return server.freshness_ms == null ? null : server.freshness_ms / 1000;
 }
 
 /** Partitions 0, 1, 2, 5 as "0–2, 5". */
@@ -96,7 +103,7 @@ export function showCluster({ process, cluster, clusterError }) {
   const text = !process ? ""
     : !process.cluster ? "No coordinator is configured, so shards, workers and other servers are not known here. The rest of this page is what this server knows by itself; charts begin when the page is opened."
     : !clusterError ? ""
-    : cluster ? `What is shown is of ${moment(cluster.time)}, as the coordinator is away.` : "Nothing is known of the cluster while the coordinator is away.";
+    : cluster ? `What is shown is of ${moment(cluster.time)}, as the coordinator is unreachable.` : "Nothing is known of the cluster while the coordinator is away.";
   word.hidden = !text;
   setText(word, text);
   parts.hidden = !cluster;
@@ -107,22 +114,28 @@ export function showCluster({ process, cluster, clusterError }) {
     rows.update(all);
     clocks.update(all);
     workers.update(cluster.workers ?? []);
-    servers.update(cluster.servers ?? []);
+    servers.update((cluster.servers ?? []).map((one) => ({ ...one, fresh: freshnessOf(one, cluster.time) })));
   }
 }
 
 const reasons = new Table("Samples refused, by reason", [
   { head: "Reason", cell: (one) => one[0] },
   { head: "Samples", num: true, cell: (one) => count(one[1]) },
+  { head: "Field", cell: (one) => one[2]?.field || NONE },
+  { head: "For example", num: true, cell: (one) => (one[2] ? `${one[2].partition}:${one[2].offset}` : NONE) },
 ], "none");
+const hint = h("p", { class: "hint" }, "");
 const dead = h("div", { class: "readout" }, h("span", {}, h("b")));
 const letters = h("div", { class: "panel chart", id: "dead-letters" },
-  h("div", { class: "head" }, h("h3", {}, "Dead letters"), dead), reasons.element);
+  h("div", { class: "head" }, h("h3", {}, "Dead letters"), dead), reasons.element, hint);
 
 export function showDeadLetters({ cluster }) {
   if (!letters.isConnected) byId("charts").append(letters);
   const known = cluster?.dead_letters;
-  const listed = Object.entries(known ?? {}).sort((a, b) => b[1] - a[1]);
+  const examples = cluster?.dead_letter_examples ?? {};
+  const listed = Object.entries(known ?? {}).sort((a, b) => b[1] - a[1]).map(([reason, samples]) => [reason, samples, examples[reason]]);
+  const place = listed.find((one) => one[2])?.[2];
+  setText(hint, place ? `streamtrain deadletters show ${place.partition}:${place.offset} shows the message.` : "");
   setText(dead.firstChild.firstChild, known ? count(sum(known)) : NONE);
   setText(reasons.empty, known ? "none" : "known with a coordinator");
   reasons.update(listed);

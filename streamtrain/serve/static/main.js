@@ -3,14 +3,17 @@
 import { ask } from "./api.js";
 import { Charts, WINDOW_S } from "./charts.js";
 import { showCluster, showDeadLetters } from "./cluster.js";
+import { showCompare, startCompare } from "./compare.js";
 import { byId, fill, h, pairs } from "./dom.js";
 import { byLabel, count, moment, NONE, rate, span } from "./format.js";
 import { showForm, startPredict } from "./predict.js";
 import { showTables, startRows } from "./rows.js";
+import { showTraffic, startTraffic } from "./traffic.js";
 import { showVersions, startVersions } from "./versions.js";
 
 const EVERY_MS = 1000;
 const GAP_S = 5; // without a look at the process, as while the page is hidden: no line is drawn across
+const MANY_LEFT = 3; // workers that have left in two minutes, if these are also more than there are: no mere restart
 const AWAY_MS = 3000; // a coordinator that is away is asked less often
 
 const state = { process: null, cluster: null, clusterError: "", answered: null, away: "", clusterAt: 0, locked: false };
@@ -32,13 +35,16 @@ function rateOf(head) {
 const ofLabels = (metrics, name) => Object.fromEntries(Object.entries(metrics ?? {}).map(([label, one]) => [label, one[name] ?? null]));
 const loaded = (process, version) => process?.loaded.find((one) => one.version === version);
 
+/** How long ago the latest event was that the served model has learned, in seconds; shown under one name everywhere. */
+const freshnessOf = (served, process) => (served?.watermark ? process.time - served.watermark : null);
+
 function remember(process) {
   const head = loaded(process, "head") ?? loaded(process, process.served);
   const served = loaded(process, process.served);
   if (points.length && process.time - points.at(-1).time > GAP_S) points.push({ time: process.time - 1 });
   points.push({
     time: process.time, samples_per_s: rateOf(head), lag: null,
-    freshness_ms: served?.watermark ? 1000 * (process.time - served.watermark) : null,
+    freshness_ms: freshnessOf(served, process) === null ? null : 1000 * freshnessOf(served, process),
     auc: ofLabels(head?.metrics, "auc"), log_loss: ofLabels(head?.metrics, "log_loss"),
   });
   while (points[0].time < process.time - WINDOW_S) points.shift();
@@ -68,6 +74,14 @@ async function lookAtCluster() {
   }
 }
 
+/** Why nothing may be learned, in a sentence; "": nothing says so. */
+function ailment(cluster) {
+  if (!cluster) return "";
+  if (cluster.workers_left >= MANY_LEFT && cluster.workers_left > (cluster.workers?.length ?? 0))
+    return `Workers keep leaving: ${cluster.workers_left} in the last two minutes. Their log says why.`;
+  return cluster.workers && !cluster.workers.length ? "No worker is running, so nothing is learned." : "";
+}
+
 function notices() {
   const { process, cluster, clusterError, away, answered } = state;
   const all = [];
@@ -78,8 +92,11 @@ function notices() {
     all.push(["warn", `Where publications come from: ${process.origin}. What is loaded is served on.`]);
   if (!away && clusterError) all.push(["bad", `${clusterError[0].toUpperCase()}${clusterError.slice(1)}.`]);
   if (cluster?.held) all.push(["warn", `Publications are held back: ${cluster.held}`]);
+  const ailing = !away && !clusterError && ailment(cluster);
+  if (ailing) all.push(["bad", `${ailing} What is loaded is served on, and does not become fresher.`]);
   fill(byId("notices"), JSON.stringify(all), () => all.map(([tone, text]) => h("p", { class: `notice ${tone}` }, text)));
-  const [tone, text] = away ? ["bad", "away"] : !process ? ["", "loading"] : process.served === null ? ["warn", "nothing loaded"] : ["good", "serving"];
+  const [tone, text] = away ? ["bad", "away"] : !process ? ["", "loading"] : process.served === null ? ["warn", "nothing loaded"]
+    : ailing ? ["bad", "not learning"] : ["good", "serving"];
   const pill = byId("state");
   pill.className = `pill ${tone}`;
   if (pill.textContent !== text) pill.textContent = text;
@@ -96,7 +113,8 @@ function facts() {
     ["Served", process?.served ?? NONE],
     ["Publication", count(served?.publication)],
     ["Trained through", moment(served?.watermark)],
-    ["Freshness", span(served?.watermark ? process.time - served.watermark : null)],
+    ["Freshness", span(freshnessOf(served, process))],
+    ...(cluster?.log_time ? [["Log delay", span(Math.max(0, cluster.time - cluster.log_time))]] : []),
     ["Samples/s", rate(cluster ? cluster.samples_per_s : learned.rate)],
     ["Samples learned", count(cluster?.samples ?? head?.learned)],
     ["Calibration", calibration],
@@ -104,15 +122,33 @@ function facts() {
   ]);
 }
 
+/** The history, with the freshness of this moment as the latest point, so that its chart ends with what the facts say. */
+function withLatest(history) {
+  const here = points.at(-1);
+  return here && here.time > history.at(-1).time
+    ? [...history, { ...history.at(-1), time: here.time, freshness_ms: here.freshness_ms }] : history;
+}
+
+/** Links to the other models that this process serves. */
+function models() {
+  const others = (state.process?.models ?? []).filter((one) => one !== state.process.model);
+  byId("models").hidden = !others.length;
+  fill(byId("models"), JSON.stringify(others), () => ["also served: ", ...others.flatMap((one, i) =>
+    [i ? ", " : "", h("a", { href: `?model=${encodeURIComponent(one)}` }, one)])]);
+}
+
 function show(charts) {
+  models();
   notices();
   facts();
   const history = state.cluster?.history;
   const now = state.process?.time ?? Date.now() / 1000;
-  charts.show(history?.length ? history : points, history?.length ? Math.max(now, history.at(-1).time) : now);
+  charts.show(history?.length ? withLatest(history) : points, history?.length ? Math.max(now, history.at(-1).time) : now);
   showDeadLetters(state);
   showCluster(state);
   showVersions(state);
+  showTraffic(state);
+  showCompare(state);
   showForm(state);
   showTables(state);
 }
@@ -120,6 +156,8 @@ function show(charts) {
 async function run() {
   const charts = new Charts(byId("charts"));
   startVersions();
+  startTraffic();
+  startCompare();
   startPredict();
   startRows();
   show(charts);

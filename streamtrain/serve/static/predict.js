@@ -83,7 +83,7 @@ async function predict() {
     result.replaceChildren(...shown(answer, explained, body));
   } catch (error) {
     result.replaceChildren(h("p", { class: "outcome bad" }, error.message));
-    mark(error.field ?? /in field '(.*)'$/.exec(error.message)?.[1]);
+    mark(error.field ?? /in field '([^']*)'/.exec(error.message)?.[1]);
   }
 }
 

@@ -1,6 +1,7 @@
 // Versions: what can be served, and control of it, for whoever has the admin token.
 
 import { ask, KEPT } from "./api.js";
+import { confirmThen } from "./confirm.js";
 import { byId, h, setText, Table } from "./dom.js";
 import { byLabel, bytes, count, moment, NONE, sum } from "./format.js";
 
@@ -57,13 +58,16 @@ export function startVersions() {
     byId("token").value = "";
     keep("");
   });
-  byId("rollback").addEventListener("click", () => confirm_({
+  byId("rollback").addEventListener("click", () => serveOther({
     title: "Roll back?", yes: "Roll back",
     text: `Served now: ${latest?.served ?? "nothing"}. What was served before is served again; it is still loaded.`,
     act: (body) => ask(":rollback", { method: "POST", body, token }),
   }));
   byId("confirm-no").addEventListener("click", () => byId("confirm").close());
 }
+
+/** The token, and whether the server has accepted it. */
+export const control = () => ({ token, accepted });
 
 function keep(given) {
   token = given;
@@ -116,7 +120,7 @@ export function showVersions({ process, locked }) {
   byId("token-form").hidden = !process.control && !locked;
   byId("rollback").hidden = !process.control;
   setText(byId("rollback-hint"), process.control ? "Serves again what was served before."
-    : "Control is off: this server has no admin token, so nobody can promote or roll back.");
+    : "Control is off: set serve.admin_token to promote and roll back.");
   if (!token) say("To promote and roll back, and to see all versions.");
   const now = JSON.stringify([process.served, process.labels, process.loaded.map((one) => one.version)]);
   if (now !== seen || Date.now() - asked > EVERY_MS) {
@@ -146,7 +150,7 @@ function draw() {
 }
 
 function confirmPromotion(version) {
-  confirm_({
+  serveOther({
     title: `Serve ${version === "head" ? "the head" : `version ${version}`}?`, yes: "Promote",
     text: `Served now: ${latest?.served ?? "nothing"}. The other is loaded, checked and tried first; no request fails.`,
     act: (body) => ask(":promote", {
@@ -155,36 +159,13 @@ function confirmPromotion(version) {
   });
 }
 
-/** Asks once more, acts, and says what came of it; what is refused by the gate can be forced. */
-function confirm_({ title, text, yes, act }) {
-  const dialog = byId("confirm"), button = byId("confirm-yes"), why = byId("confirm-why");
-  let force = false;
-  setText(byId("confirm-title"), title);
-  setText(byId("confirm-text"), text);
-  setText(byId("confirm-error"), "");
-  setText(button, yes);
-  why.value = "";
-  button.disabled = false;
-  dialog.querySelector("form").onsubmit = async (event) => {
-    event.preventDefault();
-    button.disabled = true;
-    try {
-      const { json } = await act({ ...(why.value && { why: why.value }), ...(force && { force }) });
-      const served = json.served === "head" ? "the head" : `version ${json.served}`;
-      dialog.close();
-      const outcome = byId("versions-outcome");
-      setText(outcome, `Now ${served} is served (publication ${count(json.publication.number)}).`);
-      outcome.focus(); // the button that had it is of a table that changes now
+function serveOther(asked) {
+  confirmThen({
+    ...asked, forced: "Serve it even so", outcome: "versions-outcome",
+    done: (json) => {
       refresh();
-    } catch (error) {
-      setText(byId("confirm-error"), error.message);
-      if (error.status === 409 && error.message.includes('"force"')) {
-        force = true;
-        setText(button, "Serve it even so");
-      }
-    } finally {
-      button.disabled = false;
-    }
-  };
-  dialog.showModal();
+      const served = json.served === "head" ? "the head" : `version ${json.served}`;
+      return `Now ${served} is served (publication ${count(json.publication.number)}).`;
+    },
+  });
 }

@@ -27,6 +27,7 @@ DecoderSpec usual() {
   spec.weight = "w";
   spec.max_message_bytes = 1000;
   spec.max_id_bytes = 64;
+  spec.max_ids = 100;
   spec.max_depth = 5;
   return spec;
 }
@@ -43,6 +44,7 @@ DecoderSpec hard() {
   spec.time = "a";
   spec.max_message_bytes = 120;
   spec.max_id_bytes = 14;
+  spec.max_ids = 6;
   spec.max_depth = 3;
   return spec;
 }
@@ -52,6 +54,7 @@ DecoderSpec empty() {
   DecoderSpec spec{};
   spec.max_message_bytes = 1 << 20;
   spec.max_id_bytes = 256;
+  spec.max_ids = 1;
   spec.max_depth = 256;
   return spec;
 }

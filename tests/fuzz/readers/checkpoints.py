@@ -15,17 +15,17 @@ from typing import Any
 import fsspec
 import numpy as np
 
+from streamtrain.checkpoint.shard_state import describe_run, describe_shard, restore_shard, shard_arrays, shard_tables
 from streamtrain.errors import CheckpointError, PublicationError
-from streamtrain.learned import about_run, about_shard, arrays_of, restore_shard, tables_of
-from streamtrain.ps import wire
 from streamtrain.ps.clock import Span
 from streamtrain.ps.push import Push, RowUpdate
-from streamtrain.ps.shard import Initial, Run, Shard
-from streamtrain.store.checkpoint import commit, write_part
-from streamtrain.store.checkpoint_origin import CheckpointOrigin
-from streamtrain.store.epochs import Epochs
-from streamtrain.store.manifest import MANIFEST, _digest
-from streamtrain.store.rows import RowPart
+from streamtrain.ps.rpc import wire
+from streamtrain.ps.shard import InitialState, Run, Shard
+from streamtrain.store.checkpoint.checkpoint import commit, write_part
+from streamtrain.store.checkpoint.epochs import Epochs
+from streamtrain.store.checkpoint.manifest import MANIFEST, _digest
+from streamtrain.store.checkpoint.parquet import RowPart
+from streamtrain.store.checkpoint.source import CheckpointOrigin
 from tests.fuzz import edits
 from tests.fuzz.readers import tried
 from tests.fuzz.readers.frames import SPEC
@@ -74,8 +74,8 @@ def restored(epochs: Epochs, number: int) -> None:
     for shards in (1, 2):
         shard = restore_shard(chain, 0, shards, SPEC)
         assert all(len(table) < _MOST_ROWS for table in shard.tables)
-        wire.positions(*shard.stand())
-        json.dumps([about_run(shard, aligned=True), about_shard(shard)], allow_nan=False)
+        wire.encode_positions(*shard.progress())
+        json.dumps([describe_run(shard, aligned=True), describe_shard(shard)], allow_nan=False)
 
 
 def changes(epochs: Epochs, number: int) -> None:
@@ -118,7 +118,7 @@ def _sign_files(facts: Any, folder: str, files: dict[str, bytes]) -> None:
 @functools.cache
 def written() -> dict[str, bytes]:
     """By name the files of both checkpoints."""
-    shard = Shard(Initial(Run("run", {0: 0}), SPEC, np.zeros(3, np.float32), np.zeros(2, np.float32)), 0, 1)
+    shard = Shard(InitialState(Run("run", {0: 0}), SPEC, np.zeros(3, np.float32), np.zeros(2, np.float32)), 0, 1)
     rng = np.random.default_rng(0)
 
     def learn(start: int) -> None:
@@ -134,9 +134,9 @@ def written() -> dict[str, bytes]:
         learn(4 * epoch - 4)
         gone = {name: [rng.integers(0, 2**64, 2, np.uint64)] for name in _TABLES} if base else None
         place = f"{_ROOT}/epoch-{epoch:09d}"
-        tables = tables_of(shard, lambda t: iter([_rows(shard, t)]))
-        part = write_part(place, 0, arrays_of(shard), tables, tombstones=gone, about=about_shard(shard))
-        commit(place, about_run(shard, aligned=True), [part], kind="delta" if base else "full", base=base)
+        tables = shard_tables(shard, lambda t: iter([_rows(shard, t)]))
+        part = write_part(place, 0, shard_arrays(shard), tables, tombstones=gone, about=describe_shard(shard))
+        commit(place, describe_run(shard, aligned=True), [part], kind="delta" if base else "full", base=base)
     memory = fsspec.filesystem("memory")
     files = {path.removeprefix("/fuzz/"): bytes(memory.cat_file(path)) for path in sorted(memory.find("/fuzz"))}
     memory.rm("/fuzz", recursive=True)

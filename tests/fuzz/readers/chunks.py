@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import PublicationError
-from streamtrain.store.redis_buckets import Buckets, Encoded
-from streamtrain.store.redis_codec import Codec, checksums
-from streamtrain.store.redis_commands import grouped, on_fields
-from streamtrain.store.redis_layout import Keys, Layout, TableLayout
+from streamtrain.store.redis.buckets import Buckets, EncodedChange
+from streamtrain.store.redis.codec import Codec, checksums
+from streamtrain.store.redis.commands import field_commands, group_keys
+from streamtrain.store.redis.layout import Keys, Layout, TableLayout
 from tests.fuzz.readers.kept import KeptServer, commands, packed
-from tests.store.test_redis_codec import checksum
+from tests.store.redis.test_codec import checksum
 
 _DTYPES = ["float32", "float16", "int8"]
 
@@ -39,7 +39,7 @@ def run(data: bytes) -> None:
     assert_near(layout.codec("t"), rows, layout.codec("t").decode(encoded))
     sums = [checksum(key, row.tobytes()) for key, row in zip(keys.tolist(), encoded, strict=True)]
     assert checksums(keys, encoded).tolist() == sums
-    assert_kept(layout, Encoded("t", keys, encoded, keys[:0]))
+    assert_kept(layout, EncodedChange("t", keys, encoded, keys[:0]))
 
 
 def assert_near(codec: Codec, rows: NDArray[np.float32], back: NDArray[np.float32]) -> None:
@@ -53,11 +53,11 @@ def assert_near(codec: Codec, rows: NDArray[np.float32], back: NDArray[np.float3
     assert (np.abs(back - exact) <= (0 if codec.dtype == "float32" else bound)).all()
 
 
-def assert_kept(layout: Layout, change: Encoded) -> None:
+def assert_kept(layout: Layout, change: EncodedChange) -> None:
     """What is written by commands is what is read from a server that has carried them out."""
     names, at = Keys("m").rows("t", 1), layout.buckets("t", change.keys)
     there: dict[str, list[tuple[bytes, bytes]]] = {}
-    for batch in on_fields(b"HSET", names, grouped(at), change.keys, change.rows):
+    for batch in field_commands(b"HSET", names, group_keys(at), change.keys, change.rows):
         for _, key, *flat in commands(batch.data.tobytes()):
             bucket = int(key.partition(b"/")[2][:6], 16)
             there[f"rows/t/{bucket}"] = [*zip(flat[::2], flat[1::2], strict=True)]

@@ -11,21 +11,22 @@ from typing import Any, NoReturn
 
 import grpc
 import numpy as np
-import streamtrain.ps.ps_pb2 as pb
+import streamtrain.ps.rpc.ps_pb2 as pb
 from google.protobuf.message import DecodeError
 
+from streamtrain.checkpoint.shard_state import describe_run, describe_shard
 from streamtrain.errors import ShardRefused
-from streamtrain.learned import about_run, about_shard
 from streamtrain.model.spec import Spec
-from streamtrain.ps import wire
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.node import Node
-from streamtrain.ps.push import Push, Pushed, PushStats, RowUpdate
-from streamtrain.ps.servicer import Servicer
-from streamtrain.ps.sessions import Limits, Sessions
-from streamtrain.ps.shard import Initial, Run, Shard
-from tests.ps.test_wire import DTYPES, read_answer, read_request, sizes_of
+from streamtrain.ps.push import DenseChange, Push, PushResult, PushStats, RowUpdate
+from streamtrain.ps.rpc import wire
+from streamtrain.ps.rpc.server import Servicer, answering, parse_request
+from streamtrain.ps.rpc.sessions import Sessions, SessionTimeouts
+from streamtrain.ps.shard import InitialState, Run, Shard
+from streamtrain.settings.groups import PsSettings
+from tests.ps.rpc.test_wire import DTYPES, read_answer, read_request, sizes_of
 
 _MOST_KEYS = 1 << 12
 _EXPECTED = {  # what a peer is told whose requests are wrong
@@ -91,7 +92,7 @@ def run(data: bytes) -> None:
 def round_trip(data: bytes) -> None:
     """What a request was read as is written so that the same is read again."""
     dtype = DTYPES[data[0] % len(DTYPES)] if data else "float32"
-    sizes = wire.Sizes(_DIMS, 3, 2)
+    sizes = wire.Sizes(_DIMS, 3, 2, SPEC.dense_slots)
     read = wire.decode_request(*wire.unframe(pb.Request, data[1:]), sizes, dtype)
     again = wire.decode_request(*wire.unframe(pb.Request, wire.encode_request(*read, dtype)), sizes, dtype)
     for one, other in zip(read, again, strict=True):
@@ -102,23 +103,25 @@ def round_trip(data: bytes) -> None:
     assert [bytes(one) for one in _arrays(*again)] == [bytes(one) for one in _arrays(*read)]
 
 
-def _arrays(push: Push | None, pull: wire.Pull | None) -> Iterator[Any]:
+def _arrays(push: Push | None, pull: wire.PullRequest | None) -> Iterator[Any]:
     yield from pull.keys if pull is not None else []
     if push is not None:
         for update in push.updates:
             yield from (update.keys, update.counts, update.times, np.isnan(update.gradients))
+            yield np.empty(0, np.uint32) if update.repeats is None else update.repeats
             yield np.nan_to_num(update.gradients)
-        yield np.nan_to_num(push.dense_gradient)
+        for floats in push.dense[:3] if isinstance(push.dense, DenseChange) else [push.dense]:
+            yield np.nan_to_num(floats)
         yield np.nan_to_num(push.statistics_change)
 
 
 def session(data: bytes) -> None:
     """A shard answers a session, and stays one that can be served and written."""
     node = Node(0, 1, Async)
-    initial = Initial(Run("run", {0: 5}), SPEC, np.zeros(3, np.float32), np.zeros(2, np.float32))
+    initial = InitialState(Run("run", {0: 5}), SPEC, np.zeros(3, np.float32), np.zeros(2, np.float32))
     shard = node.initialise(initial)
-    limits = Limits(message_bytes=1 << 16, keys=_MOST_KEYS, waiting_seconds=0.01)
-    servicer = Servicer(node, limits, Sessions(limits, node.count))
+    limits = PsSettings(max_message_bytes=1 << 16, max_keys=_MOST_KEYS)
+    servicer = Servicer(node, limits, 0.01, Sessions(limits.sessions, SessionTimeouts(), node.count))
     try:
         for answer in servicer.session(_requests(data), _Context()):
             wire.unframe(pb.Answer, answer)
@@ -129,9 +132,9 @@ def session(data: bytes) -> None:
 def initialise(data: bytes) -> None:
     """An empty shard is given what it begins with."""
     node = Node(0, 1, Async)
-    limits = Limits()
-    servicer = Servicer(node, limits, Sessions(limits, node.count))
-    servicer.initialise(servicer.asked(pb.InitialiseRequest, iter([data]), _Context()), _Context())
+    servicer = Servicer(node, PsSettings(), 1.0, Sessions(256, SessionTimeouts(), node.count))
+    with answering(_Context(), node.count):
+        servicer.initialise(parse_request(pb.InitialiseRequest, iter([data])))
     check(node.shard)
 
 
@@ -152,7 +155,7 @@ def join(**changed: Any) -> bytes:
 
 def check(shard: Shard) -> None:
     """What a shard holds is finite, and can be told in a checkpoint."""
-    json.dumps([about_run(shard, aligned=True), about_shard(shard)], allow_nan=False)
+    json.dumps([describe_run(shard, aligned=True), describe_shard(shard)], allow_nan=False)
     for values in (shard.dense.pull(), shard.statistics.pull()):
         assert np.isfinite(values).all(), values
     for table in shard.tables:
@@ -173,15 +176,26 @@ def seeds() -> Iterator[bytes]:
     ]
     dense, statistics = np.ones(3, np.float32), np.ones(2, np.float32)
     push = Push(spans, 2, updates, dense, statistics, 1_700_000_000, {0: 1.7e9})
-    pull = wire.Pull(keys, 0)
+    pull = wire.PullRequest(keys, 0)
+    repeats = [np.array([2, 1], np.uint32), np.array([0], np.uint32), np.array([], np.uint32)]
+    of_steps = [
+        RowUpdate(k, np.ones((int(r.sum()), dim), np.float32), np.ones(int(r.sum()), np.uint32), np.ones_like(r), r)
+        for k, r, dim in zip(keys, repeats, _DIMS, strict=True)
+    ]
+    slots = SPEC.dense_slots
+    change = DenseChange(dense, np.ones((slots, len(dense)), np.float32), np.full(slots, 0.5, np.float32), 3.0)
+    in_steps = push._replace(updates=of_steps, dense=change)
     nothing = [RowUpdate(one.keys[:0], one.gradients[:0], one.counts[:0], one.times[:0]) for one in updates]
     empty = Push([Span(0, 5, 6)], 0, nothing, dense, statistics, 0)
     requests = [join(), wire.frame(pb.Request(park=pb.Park()), []), wire.frame(pb.Request(beat=pb.Beat()), [])]
     for i, dtype in enumerate(DTYPES):
-        several = [wire.encode_request(push, pull, dtype), wire.encode_request(push, None, dtype)]
+        several = [wire.encode_request(one, asked, dtype) for one in (push, in_steps) for asked in (pull, None)]
+        several.append(wire.encode_request(None, pull._replace(state=True), dtype))
         yield from (bytes([2, i]) + one for one in several)
         requests += several
-        yield b"\x01" + wire.encode_answer(Pushed(Outcome.REJECTED, {0: 5}, PushStats(1)), [dense, statistics], dtype)
+        yield b"\x01" + wire.encode_answer(
+            PushResult(Outcome.REJECTED, {0: 5}, PushStats(1)), wire.PullResult([dense, statistics]), dtype
+        )
     requests += [wire.encode_request(None, pull, "float32"), wire.encode_request(empty, None, "float32")]
     yield from (b"\x00" + one for one in requests)
     yield from (b"\x03" + _sized(one) for one in requests)
@@ -199,7 +213,7 @@ def _beginning() -> bytes:
         spec=SPEC.to_json(),
         dense=dense,
         statistics=statistics,
-        start=wire.positions({0: 5}),
+        start=wire.encode_positions({0: 5}),
     )
     return bytes(request.SerializeToString())
 

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import PublicationError
-from streamtrain.store.redis_commands import Batch
-from streamtrain.store.redis_layout import Keys
-from streamtrain.store.redis_scripts import GARBAGE, OWN, STATE
-from streamtrain.store.redis_server import Lane, RedisServer
+from streamtrain.store.redis.commands import Batch
+from streamtrain.store.redis.layout import Keys
+from streamtrain.store.redis.scripts import GARBAGE, OWN, STATE
+from streamtrain.store.redis.server import PipelinedConnection, RedisServer
 
 _BUCKET = re.compile(rb"streamtrain:rows:\{[^/]*/([0-9a-f]{6})\}:(.*):[^:]*", re.DOTALL)
 _MOST_SLOTS = 1 << 12  # of many more buckets, which a layout may have, all are as empty as these
@@ -63,7 +63,7 @@ class KeptServer(RedisServer):
         """See RedisServer."""
         return self._xrange(key, f"({after}", "+", "COUNT", count)
 
-    def lanes(self, slots: NDArray[np.int64]) -> Iterator[tuple[Lane, NDArray[np.int64]]]:
+    def connections(self, slots: NDArray[np.int64]) -> Iterator[tuple[PipelinedConnection, NDArray[np.int64]]]:
         """See RedisServer."""
         yield KeptLane(self, self.values), np.arange(min(len(slots), _MOST_SLOTS))
 
@@ -136,7 +136,7 @@ def _order(entry: str) -> tuple[int, int]:
     return int(time), int(number or 0)
 
 
-class KeptLane(Lane):
+class KeptLane(PipelinedConnection):
     """Answers to commands on buckets."""
 
     def __init__(self, server: RedisServer, values: Mapping[str, bytes]) -> None:

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import PublicationError
-from streamtrain.store.origin import Publication, RowChange, Weights
-from streamtrain.store.redis_buckets import Encoded, Sums, add_sums
-from streamtrain.store.redis_dictionaries import RedisDictionaries, encoded
-from streamtrain.store.redis_layout import Layout, TableLayout
-from streamtrain.store.redis_log import Token, _entries
-from streamtrain.store.redis_model import RedisModel
-from streamtrain.store.redis_origin import RedisOrigin
-from streamtrain.store.redis_versions import RedisVersions
+from streamtrain.store.publication import Publication, RowChange, Weights
+from streamtrain.store.redis.buckets import BucketChecksums, EncodedChange, add_rows
+from streamtrain.store.redis.dictionary import RedisDictionaries, encode_changes
+from streamtrain.store.redis.layout import Layout, TableLayout
+from streamtrain.store.redis.log import WriteToken, _entries
+from streamtrain.store.redis.model import RedisModel
+from streamtrain.store.redis.source import RedisOrigin
+from streamtrain.store.redis.versions import RedisVersions
 from tests.fuzz import edits
 from tests.fuzz.readers import tried
 from tests.fuzz.readers.kept import KeptServer, packed, unpacked
@@ -53,7 +53,7 @@ def read(model: RedisModel) -> None:
         refused(partial(look_up, origin, version))
     refused(lambda: follow(origin))
     refused(lambda: dictionaries.apply(0))
-    refused(lambda: dictionaries.checksums("item"))
+    refused(lambda: dictionaries.stored()[1].sums("item"))
     refused(model.sweep)
 
 
@@ -73,7 +73,7 @@ def load(origin: RedisOrigin, version: int | None) -> None:
 
 
 def _check(publication: Publication) -> None:
-    json.dumps(publication.as_json())
+    json.dumps(publication.to_json())
     assert isinstance(publication.number, int)
     assert all(isinstance(one, str) for one in (publication.model, publication.run, publication.spec))
     assert all(isinstance(rows, int) for rows in publication.rows.values())
@@ -135,14 +135,14 @@ def written() -> dict[str, bytes]:
         for shard in (0, 1):
             told = [] if shard or number == 1 else change
             made = [*_entries(told, Weights(np.ones(2, np.float32), np.zeros(1, np.float32)))]
-            token = Token(shard, f"{number}{shard}", len(made))
+            token = WriteToken(shard, f"{number}{shard}", len(made))
             tokens.append(token)
             for fields in made:
                 named = dict(zip((one.decode() for one in fields[::2]), fields[1::2], strict=True))
                 add({"a": token.name.encode()} | named)
-        about = json.dumps(_publication(number).as_json()).encode()
+        about = json.dumps(_publication(number).to_json()).encode()
         shown = json.dumps(tokens).encode()
-        layout = _LAYOUT.as_json().encode()
+        layout = _LAYOUT.to_json().encode()
         commits.append(add({"c": about, "l": layout, "a": shown, "f": b"%d" % (number == 1)}))
         values[f"steps/{number}"] = f"{commits[-1]}:{100 * number}".encode()
     head = {"number": b"3", "id": commits[-1].encode(), "before": commits[-2].encode(), "dictionary": b"7"}
@@ -153,25 +153,25 @@ def written() -> dict[str, bytes]:
     return values | _version(values)
 
 
-def _encoded(part: slice) -> Iterator[Encoded]:
+def _encoded(part: slice) -> Iterator[EncodedChange]:
     for table, dim in _DIMS.items():
         keys = _KEYS[table][part]
         rows = np.full((len(keys), dim), 0.5, np.float32)
-        yield from encoded([RowChange(table, keys, rows, _KEYS[table][:0])], _LAYOUT)
+        yield from encode_changes([RowChange(table, keys, rows, _KEYS[table][:0])], _LAYOUT)
 
 
 def _version(values: Mapping[str, bytes]) -> dict[str, bytes]:
     """A version that has the same dictionary as the head."""
-    manifest = {"publication": _publication(3, 1).as_json(), "layout": json.loads(_LAYOUT.as_json())}
+    manifest = {"publication": _publication(3, 1).to_json(), "layout": json.loads(_LAYOUT.to_json())}
     found = {"versions/1": _VERSION + json.dumps(manifest).encode(), "sums/format": b"1"}
     for table, one in _LAYOUT.tables.items():
-        sums = Sums(np.zeros(one.buckets, np.uint32), np.zeros(one.buckets, np.uint64))
+        sums = BucketChecksums(np.zeros(one.buckets, np.uint32), np.zeros(one.buckets, np.uint64))
         for bucket in range(one.buckets):
             flat = unpacked(values.get(f"rows/{table}/{bucket}", b""))
             keys: NDArray[np.uint64] = np.frombuffer(b"".join(flat[::2]), np.uint64)
             rows = np.frombuffer(b"".join(flat[1::2]), np.uint8).reshape(len(keys), -1 if len(keys) else 0)
             if len(keys):
-                add_sums(sums, keys, rows, np.full(len(keys), bucket))
+                add_rows(sums, keys, rows, np.full(len(keys), bucket))
         found |= {f"sums/rows:{table}": sums.rows.tobytes(), f"sums/sums:{table}": sums.sums.tobytes()}
     weights = {"dense": np.ones(4, np.float32).tobytes(), "statistics": np.zeros(2, np.float32).tobytes()}
     deed = {"what": b"label", "who": b"me", "why": b"", "version": b"1", "label": b"prod", "was": b"", "metrics": b"{}"}

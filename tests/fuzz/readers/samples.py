@@ -24,6 +24,7 @@ HARD = Schema(
     time="a",
     max_message_bytes=120,
     max_id_bytes=14,
+    max_ids=6,
     max_depth=3,
 )
 _SCHEMAS = [SCHEMA, HARD, Schema(max_depth=256)]

@@ -1,0 +1,300 @@
+"""One learner on one stream, every sample predicted before it is learned from; prints a line of JSON.
+
+    python benchmarks/harness/learners.py streamtrain --stream samples.jsonl --categorical user item --numeric age
+
+quality.py runs it, peers in environments that may lack streamtrain. The stream is a file of JSON lines with `label`.
+All learners are single processes with one thread.
+
+samples_per_s is per second of CPU, which other processes hardly change: the median over blocks of 1,024 samples. It
+includes predicting and learning ready samples, growing tables, and metrics if the learner keeps them by itself. It
+excludes starting, reading, parsing, hashing of ids, and compiling, which falls into a few of the blocks; spent_s
+includes that. After --seconds of CPU a learner is stopped; there are figures at the marks that it has reached, and of
+the whole stream if it has finished.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+from numpy.typing import NDArray
+
+MARKS = (20_000, 50_000, 100_000, 200_000)
+ROWS = 1 << 17  # of the table of Keras, to which ids are hashed
+BLOCK = 1024  # samples that are timed together; batches divide it
+LONGEST = 30  # list, for Keras
+EPSILON = 1e-6
+
+Sample = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What learns.
+
+    Attributes:
+        prepare: makes a batch of JSON messages ready; not timed.
+        learn: predicts a ready batch, then learns from it; returns the predictions.
+    """
+
+    prepare: Callable[[list[bytes]], Any]
+    learn: Callable[[Any], NDArray[np.floating[Any]]]
+
+
+def streamtrain(args: argparse.Namespace) -> Learner:
+    """Ours, at its defaults or as they were before there were micro-batches."""
+    import keras
+
+    import streamtrain as st
+
+    def graph(inputs: dict[str, Any]) -> Any:
+        x = keras.layers.Concatenate()(list(inputs.values()))
+        return keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(64, "relu")(x))
+
+    numeric = [st.Numeric(name, transform=None) if args.as_it_was else st.Numeric(name) for name in args.numeric]
+    schema = st.Schema(
+        label="label", time="ts", features=[*(st.Categorical(name, dim=16) for name in args.categorical), *numeric]
+    )
+    model = st.Model(schema, graph, seed=args.seed)
+    if args.as_it_was:
+        model = model.replace(
+            reduction="mean",
+            micro_batch_size=None,
+            embedding_optimizer=st.Adagrad(0.05, initial_accumulator=0.1),
+            dense_optimizer=st.Adam(1e-3),
+        )
+    if args.micro_batch is not None:
+        model = model.replace(micro_batch_size=args.micro_batch or None)
+    learner = st.Learner(model, batch_size=args.batch)
+
+    def prepare(messages: list[bytes]) -> Any:
+        [(batch, bad)] = learner.read(messages)
+        if bad:
+            raise SystemExit(str(bad[0]))
+        return batch
+
+    return Learner(prepare, lambda batch: learner.learn(batch).predictions[:, 0])
+
+
+def plain_keras(args: argparse.Namespace) -> Learner:
+    """Plain Keras: one table of a fixed number of rows that ids are hashed to, and `train_on_batch`.
+
+    The prediction is that of the training step, which is made before the weights change.
+    """
+    import keras
+    import tensorflow as tf
+
+    class Predicting(keras.Model):  # type: ignore[misc]
+        """Returns its predictions from a training step."""
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            """Trains like `keras.Model.train_step`."""
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape() as tape:
+                predictions = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=predictions)
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"predictions": predictions}
+
+    keras.utils.set_random_seed(args.seed)
+    table = keras.layers.Embedding(ROWS, 16)
+    lists = [name for name in args.categorical if name in args.lists]
+    single = [name for name in args.categorical if name not in args.lists]
+    inputs, parts = [], []
+    if single:
+        inputs.append(keras.Input((len(single),), dtype="int32"))
+        parts.append(keras.layers.Flatten()(table(inputs[-1])))
+    for _ in lists:
+        ids = keras.Input((LONGEST,), dtype="int32")
+        there = keras.ops.expand_dims(keras.ops.cast(ids > 0, "float32"), -1)
+        most = keras.ops.maximum(keras.ops.sum(there, 1), 1.0)
+        inputs.append(ids)
+        parts.append(keras.ops.sum(table(ids) * there, 1) / most)
+    if args.numeric:
+        inputs.append(keras.Input((len(args.numeric),)))
+        parts.append(inputs[-1])
+    x = parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
+    output = keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(64, "relu")(x))
+    model = Predicting(inputs, output)
+    model.compile(optimizer=keras.optimizers.Adam(args.rate), loss="binary_crossentropy", jit_compile=False)
+
+    def prepare(messages: list[bytes]) -> Any:
+        samples = [json.loads(message) for message in messages]
+        made: list[Any] = []
+        if single:
+            made.append(np.array([[_row(name, one[name]) for name in single] for one in samples], np.int32))
+        for name in lists:
+            padded = np.zeros((len(samples), LONGEST), np.int32)
+            for i, one in enumerate(samples):
+                rows = [_row(name, value) for value in one[name][:LONGEST]]
+                padded[i, : len(rows)] = rows
+            made.append(padded)
+        if args.numeric:
+            made.append(np.array([[_log1p(one[name]) for name in args.numeric] for one in samples], np.float32))
+        labels = np.array([[one["label"]] for one in samples], np.float32)
+        return (made if len(made) > 1 else made[0]), labels
+
+    return Learner(prepare, lambda batch: model.train_on_batch(*batch, return_dict=True)["predictions"][:, 0])
+
+
+def vowpal_wabbit(args: argparse.Namespace) -> Learner:
+    """Vowpal Wabbit with its defaults: linear, or with all pairs of fields."""
+    options = "--quiet --loss_function logistic -b 22" + (" -q ::" if args.pairs else "")
+    learner = import_module("vowpalwabbit").Workspace(options)
+
+    def text(sample: Sample) -> str:
+        fields = [f"|{chr(97 + i)} {' '.join(_tokens(name, sample[name]))}" for i, name in enumerate(args.categorical)]
+        numbers = [f"|{chr(65 + i)} n:{_log1p(sample[name]):g}" for i, name in enumerate(args.numeric)]
+        return f"{1 if sample['label'] else -1} {' '.join([*fields, *numbers])}"
+
+    def prepare(messages: list[bytes]) -> Any:
+        return [learner.example(text(json.loads(message))) for message in messages]
+
+    def learn(examples: Any) -> NDArray[np.floating[Any]]:
+        scores = np.empty(len(examples))
+        for i, example in enumerate(examples):
+            learner.learn(example)  # leaves the prediction that was made before
+            scores[i] = example.get_simplelabel_prediction()
+            learner.finish_example(example)
+        result: NDArray[np.floating[Any]] = 1 / (1 + np.exp(-scores))
+        return result
+
+    return Learner(prepare, learn)
+
+
+def river(args: argparse.Namespace) -> Learner:
+    """River's logistic regression: with its default, plain SGD, or with AdaGrad."""
+    module = import_module("river.optim")
+    optimizer = {"sgd": module.SGD, "adagrad": module.AdaGrad}[args.optimizer]()
+    model = import_module("river.linear_model").LogisticRegression(optimizer=optimizer)
+
+    def features(sample: Sample) -> dict[str, float]:
+        ids = {token: 1.0 for name in args.categorical for token in _tokens(name, sample[name])}
+        return ids | {name: _log1p(sample[name]) for name in args.numeric}
+
+    def prepare(messages: list[bytes]) -> Any:
+        samples = [json.loads(message) for message in messages]
+        return [(features(sample), bool(sample["label"])) for sample in samples]
+
+    def learn(batch: Any) -> NDArray[np.floating[Any]]:
+        predictions = np.empty(len(batch))
+        for i, (x, y) in enumerate(batch):
+            predictions[i] = model.predict_proba_one(x)[True]
+            model.learn_one(x, y)
+        return predictions
+
+    return Learner(prepare, learn)
+
+
+LEARNERS = {"streamtrain": streamtrain, "keras": plain_keras, "vw": vowpal_wabbit, "river": river}
+
+
+def _row(name: str, value: object) -> int:
+    """Row of the table of Keras; 0 is padding."""
+    return 1 + zlib.crc32(f"{name}={value}".encode()) % (ROWS - 1)
+
+
+def _log1p(value: float) -> float:
+    """Our default transform of numbers, which peers get, too."""
+    return float(np.sign(value) * np.log1p(abs(value)))
+
+
+def _tokens(name: str, value: object) -> list[str]:
+    """The ids of a field; a missing one is "", which is an id to ours, too."""
+    values = value if isinstance(value, list) else [value]
+    return [re.sub(r"[\s:|]", "_", f"{name}_{one}") for one in values]
+
+
+def auc(predictions: NDArray[np.floating[Any]], labels: NDArray[np.bool_]) -> float:
+    """The exact area under the ROC curve; ties count half."""
+    _, inverse, counts = np.unique(predictions, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    positive = int(labels.sum())
+    return float((ranks[labels].sum() - positive * (positive + 1) / 2) / (positive * (len(labels) - positive)))
+
+
+def log_loss(predictions: NDArray[np.floating[Any]], labels: NDArray[np.bool_]) -> float:
+    """The mean log loss."""
+    p = np.clip(predictions.astype(float), EPSILON, 1 - EPSILON)
+    return float(-np.log(np.where(labels, p, 1 - p)).mean())
+
+
+def batches(path: str, size: int, most: int | None) -> Iterator[list[bytes]]:
+    """The lines of a file in batches."""
+    with open(path, "rb") as lines:
+        taken = islice(lines, most)
+        while batch := list(islice(taken, size)):
+            yield batch
+
+
+def figures(learner: Learner, parts: Iterator[list[bytes]], seconds: float) -> dict[str, Any]:
+    """The figures of one pass."""
+    predictions: list[NDArray[np.floating[Any]]] = []
+    labels: list[bool] = []
+    blocks: list[float] = []  # seconds
+    spent, whole = 0.0, True
+    for messages in parts:
+        if spent > seconds:
+            whole = False
+            break
+        ready = learner.prepare(messages)
+        began = time.process_time()
+        predictions.append(np.asarray(learner.learn(ready)))
+        took = time.process_time() - began
+        spent += took
+        if len(labels) % BLOCK == 0:
+            blocks.append(0.0)
+        blocks[-1] += took
+        labels += [bool(json.loads(message)["label"]) for message in messages]
+    predicted = np.concatenate(predictions)
+    known = np.array(labels)
+    timed = blocks[: len(known) // BLOCK]
+    ends: Sequence[int] = [mark for mark in MARKS if mark <= len(known)]
+    return {
+        "samples": len(known),
+        "samples_per_s": BLOCK / statistics.median(timed),
+        "spent_s": spent,
+        "auc": [auc(predicted, known)] if whole else [],
+        "log_loss": [log_loss(predicted, known)] if whole else [],
+        "auc_at": {mark: [auc(predicted[:mark], known[:mark])] if mark in ends else [] for mark in MARKS},
+        "log_loss_at": {mark: [log_loss(predicted[:mark], known[:mark])] if mark in ends else [] for mark in MARKS},
+    }
+
+
+def main() -> None:
+    """Runs one learner."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("learner", choices=LEARNERS)
+    parser.add_argument("--stream", required=True, help="JSON lines")
+    parser.add_argument("--categorical", nargs="+", required=True)
+    parser.add_argument("--lists", nargs="*", default=[], help="those of --categorical that are lists")
+    parser.add_argument("--numeric", nargs="*", default=[])
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--micro-batch", type=int, help="of streamtrain; 0: none")
+    parser.add_argument("--as-it-was", action="store_true", help="streamtrain, at its defaults before micro-batches")
+    parser.add_argument("--optimizer", choices=("sgd", "adagrad"), default="sgd", help="of River")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of Keras's Adam")
+    parser.add_argument("--pairs", action="store_true", help="Vowpal Wabbit with all pairs of fields")
+    parser.add_argument("--samples", type=int, help="learn only the first ones")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of CPU, after which it is stopped")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    os.environ |= dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1")
+    learner = LEARNERS[args.learner](args)
+    print(json.dumps(figures(learner, batches(args.stream, args.batch, args.samples), args.seconds)))
+
+
+if __name__ == "__main__":
+    main()

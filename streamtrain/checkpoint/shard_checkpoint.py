@@ -1,0 +1,148 @@
+"""CheckpointWriter: writes one shard to checkpoints while it is trained, and restores it."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamtrain._core import Table
+from streamtrain.checkpoint.shard_state import (
+    check_shard_count,
+    describe_shard,
+    restore_shard,
+    shard_arrays,
+    shard_tables,
+    source_shards,
+    to_row_part,
+)
+from streamtrain.errors import CheckpointError
+from streamtrain.ps.node import NO_EPOCH
+from streamtrain.ps.shard import Shard
+from streamtrain.store.checkpoint.checkpoint import part_digest, write_part
+from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs
+from streamtrain.store.checkpoint.parquet import RowPart
+
+logger = logging.getLogger(__name__)
+
+# Rows per read: more would make the core grow arrays, in new memory, while pushes wait for the table.
+_READ_ROWS = 1 << 12
+
+
+class CheckpointWriter:
+    """The checkpoints of one shard; see `CheckpointStore` in ps/hooks.py.
+
+    Args:
+        count: called with "damaged_checkpoints" for each damaged one that is skipped.
+
+    Attributes:
+        digest: see CheckpointStore.
+    """
+
+    def __init__(self, epochs: Epochs, count: Callable[[str], object] = lambda name: None) -> None:
+        self._epochs, self._count = epochs, count
+        self.digest = ""
+        self._channels: list[int] = []  # by table, change channels since the last snapshot
+
+    def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
+        chain = self._epochs.newest_good(
+            lambda one: _restorable(one, shards), lambda one: source_shards(index, shards, len(one.shards))
+        )
+        for _ in self._epochs.damaged:
+            self._count("damaged_checkpoints")
+        if chain is None:
+            if self._epochs.numbers():
+                raise CheckpointError(
+                    f"no usable checkpoint at {self._epochs.url}: they are damaged, or their shards are at "
+                    f"different clocks and their number is not {shards}; to start from scratch, "
+                    "set checkpoint.url to another place"
+                )
+            return None
+        logger.info("restoring shard %d of %d from epoch %d", index, shards, chain.epoch)
+        shard = restore_shard(chain, index, shards)
+        self._channels = [table.open_channel() for table in shard.tables]
+        is_same = len(chain.shards) == shards
+        self.digest = chain.part_digest(index) if is_same else ""
+        return shard, chain.epoch if is_same else NO_EPOCH
+
+    def snapshot(self, shard: Shard, full: bool) -> "ShardSnapshot":
+        sealed = self._channels
+        for table, channel in zip(shard.tables, sealed, strict=False):
+            table.seal(channel)
+        self._channels = [table.open_channel() for table in shard.tables]
+        if full:
+            for table in shard.tables:
+                table.begin_snapshot()
+        return ShardSnapshot(self, self._epochs, shard, sealed, full)
+
+
+class ShardSnapshot:
+    """See `Snapshot` in ps/hooks.py. Created while no push is applied; copies everything except rows.
+
+    Args:
+        writer: receives the digest of the written part.
+        sealed: by table, the channel with the changed rows; empty for the first snapshot.
+        full: whether to write all rows, from a snapshot that has begun, rather than the changed ones.
+    """
+
+    def __init__(
+        self, writer: CheckpointWriter, epochs: Epochs, shard: Shard, sealed: Sequence[int], full: bool
+    ) -> None:
+        self._writer = writer
+        self._epochs = epochs
+        self._shard = shard
+        self._sealed = sealed
+        self._full = full
+        self._about = describe_shard(shard)
+        self._arrays = shard_arrays(shard)
+
+    def write(self, epoch: int) -> str:
+        shard = self._shard
+        if self._full:
+            self._close()  # not needed for a full checkpoint, and it would grow meanwhile
+        gone: dict[str, list[NDArray[np.uint64]]] = {one["name"]: [] for one in shard.spec.tables}
+
+        def changed(t: int) -> Iterator[RowPart]:
+            return _changes(shard.tables[t], self._sealed[t], gone[shard.spec.tables[t]["name"]])
+
+        tables = shard_tables(shard, (lambda t: _snapshot(shard.tables[t])) if self._full else changed)
+        try:
+            directory = self._epochs.directory(epoch)
+            part = write_part(directory, shard.index, self._arrays, tables, tombstones=gone, about=self._about)
+            self._writer.digest = part_digest(part["about"], part["files"])
+            return json.dumps(part)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        for table in self._shard.tables if self._full else ():
+            table.end_snapshot()
+        self._close()
+
+    def _close(self) -> None:
+        for table, channel in zip(self._shard.tables, self._sealed, strict=False):
+            table.close_channel(channel)
+        self._sealed = ()
+
+
+def _restorable(chain: CheckpointChain, shards: int) -> bool:
+    try:
+        check_shard_count(chain, shards)
+    except CheckpointError as exc:
+        logger.warning("%s", exc)
+        return False
+    return True
+
+
+def _snapshot(table: Table) -> Iterator[RowPart]:
+    while (rows := table.read_snapshot(_READ_ROWS)) is not None:
+        yield to_row_part(rows)
+
+
+def _changes(table: Table, channel: int, gone: list[NDArray[np.uint64]]) -> Iterator[RowPart]:
+    """The changed rows; keys of removed ones are added to `gone`."""
+    while table.pending(channel):
+        drained = table.drain(channel, _READ_ROWS)
+        gone.append(drained.tombstones)
+        yield to_row_part(drained.rows)

@@ -1,0 +1,63 @@
+"""Shard map: which shard has which keys, and since when; kept with the checkpoints."""
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from streamtrain.errors import CheckpointError
+from streamtrain.store.checkpoint.storage import Directory
+
+_FILE = "slots.json"
+
+
+class ShardMap(NamedTuple):
+    """As many slots as shards: a key is of slot `shards_of(key)`.
+
+    Attributes:
+        epoch: grows with every change.
+        shards: address of the shard that has it, by slot.
+    """
+
+    epoch: int
+    shards: tuple[str, ...]
+
+
+def next_shard_map(url: str | None, shards: Sequence[str]) -> ShardMap:
+    """The map with these shards: that of before, or the next one if they are others. It is kept with checkpoints.
+
+    Args:
+        url: of checkpoints; None: nothing is kept, and every map is the first.
+        shards: addresses, by slot.
+
+    Raises:
+        CheckpointError: it cannot be read, is damaged, or cannot be written.
+    """
+    if url is None:
+        return ShardMap(1, tuple(shards))
+    place, before = Directory(url), load_shard_map(url)
+    if before is not None and before.shards == tuple(shards):
+        return before
+    found = ShardMap(before.epoch + 1 if before else 1, tuple(shards))
+    place.put(_FILE, json.dumps(found._asdict()).encode())
+    return found
+
+
+def load_shard_map(url: str) -> ShardMap | None:
+    """The map that is kept with checkpoints; None: there is none.
+
+    Raises:
+        CheckpointError: it cannot be read, or is damaged.
+    """
+    place = Directory(url)
+    return _read(place) if place.exists(_FILE) else None
+
+
+def _read(place: Directory) -> ShardMap:
+    try:
+        given = json.loads(place.read(_FILE))
+        epoch, shards = given["epoch"], given["shards"]
+        if type(epoch) is not int or not isinstance(shards, list):
+            raise TypeError("epoch is a number, and shards are a list")
+        return ShardMap(epoch, tuple(str(one) for one in shards))
+    except (KeyError, TypeError, ValueError) as exc:
+        raise CheckpointError(f"{_FILE} of {place.url} is damaged, delete it: {exc}") from exc

@@ -1,0 +1,388 @@
+"""Shard state: writes shards to checkpoints and restores them; schemas/README.md describes the files."""
+
+import math
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamtrain._core import Rows, Table, shards_of
+from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
+from streamtrain.model.bad_samples import Refusals
+from streamtrain.model.evolution import Evolution, TableEvolution
+from streamtrain.model.spec import Spec, shard_slice
+from streamtrain.ps.clock import Clock, Progress
+from streamtrain.ps.shard import InitialState, Run, Shard, scan_rows
+from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit, replacing, write_part
+from streamtrain.store.checkpoint.epochs import CheckpointChain, open_chain
+from streamtrain.store.checkpoint.parquet import RowPart, TablePart, Tombstones
+from streamtrain.store.checkpoint.storage import Directory
+
+if TYPE_CHECKING:
+    from streamtrain.model.model import Model
+
+_STATE = "state/"
+_ADMISSION = "admission/"
+_PREDICTIONS = "predictions/"
+
+Arrays = dict[str, NDArray[Any]]
+Change = RowPart | Tombstones
+
+
+def save_shards(url: str | Path, shards: Sequence[Shard], state: Mapping[str, NDArray[Any]]) -> None:
+    """Writes a checkpoint of all shards of a learner.
+
+    Args:
+        url: directory of the checkpoint: a local path or any fsspec URL.
+        shards: all shards, in order; no push may be applied meanwhile.
+        state: further arrays of the learner, by name.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be written.
+    """
+    with replacing(url) as directory:
+        parts = [write_shard(directory, one, state if one.index == 0 else {}) for one in shards]
+        commit(directory, describe_run(shards[0], aligned=True), parts)
+
+
+def write_shard(
+    directory: Directory, shard: Shard, state: Mapping[str, NDArray[Any]], *, without: Collection[str] = ()
+) -> ShardFiles:
+    """Writes all of a shard that nobody changes meanwhile, with further arrays; `without` some tables."""
+    arrays = shard_arrays(shard) | {_STATE + name: values for name, values in state.items()}
+    rows = [map(to_row_part, scan_rows(table)) for table in shard.tables]
+    tables = (one for one in shard_tables(shard, rows.__getitem__) if one.table not in without)
+    return write_part(directory, shard.index, arrays, tables, about=describe_shard(shard))
+
+
+class NewModel(NamedTuple):
+    """A changed model that takes over what another one has learned.
+
+    Attributes:
+        evolution: what it keeps of that.
+        dense: float32 [P], first values of its weights.
+        statistics: float32 [S], those of its statistics.
+    """
+
+    evolution: Evolution
+    dense: NDArray[np.float32]
+    statistics: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, evolution: Evolution, model: "Model", allow: Collection[str]) -> "NewModel":
+        """Of a model that the evolution leads to.
+
+        Raises:
+            ConfigError: what would be lost is not in `allow`.
+        """
+        evolution.check(allow)
+        return cls(evolution, *model.initial_parameters())
+
+
+def load_shards(
+    url: str | Path, spec: Spec, shards: int, *, evolve: "Model | None" = None, allow: Collection[str] = ()
+) -> tuple[list[Shard], dict[str, NDArray[Any]]]:
+    """Restores all shards, possibly from a different number of them, and the state given to `save_shards`.
+
+    Args:
+        url: directory of the checkpoint.
+        spec: of the model.
+        shards: number of shards.
+        evolve: the model, if it may be another one than that of the checkpoint; None: it must be the same.
+        allow: with `evolve`, what may be lost.
+
+    Raises:
+        CheckpointError: no checkpoint found, or it has another schema, graph or optimizer.
+        CheckpointCorrupt: a file is damaged; the message names it.
+        ConfigError: what would be lost is not in `allow`.
+    """
+    chain, new_model = open_chain(url), None
+    if evolve is not None and (evolution := evolution_of(chain, spec)).is_needed:
+        new_model = NewModel.of(evolution, evolve, allow)
+    chain.verify()
+    restored = [restore_shard(chain, i, shards, spec, new_model) for i in range(shards)]
+    state = {name.removeprefix(_STATE): a for name, a in chain.arrays(0).items() if name.startswith(_STATE)}
+    return restored, state
+
+
+def describe_run(shard: Shard, *, aligned: bool) -> dict[str, Any]:
+    """The metadata of a checkpoint.
+
+    Args:
+        shard: any of the shards.
+        aligned: whether all shards are at the same clock; only then can the number of shards change on restore.
+    """
+    return {
+        "run": shard.run.id,
+        "start": _clock_to_json(shard.run.start),
+        "topic": shard.run.topic,
+        "spec": shard.spec.to_json(),
+        "aligned": aligned,
+    }
+
+
+def describe_shard(shard: Shard) -> dict[str, Any]:
+    """The metadata of one shard in a checkpoint."""
+    clock, watermarks, refusals, _ = shard.progress()
+    return {
+        "clock": _clock_to_json(clock),
+        "watermarks": {str(partition): at for partition, at in watermarks.items()},
+        "refusals": {str(partition): list(of) for partition, of in refusals.items()},
+        "samples": shard.samples,
+        "watermark": shard.watermark,
+    }
+
+
+def shard_arrays(shard: Shard) -> Arrays:
+    """All arrays of a shard except its rows."""
+    arrays: Arrays = {
+        "dense": shard.dense.pull(),
+        "dense_slots": shard.dense.slots,
+        "dense_steps": np.array([shard.dense.steps], np.float32),
+        "statistics": shard.statistics.pull(),
+    }
+    for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
+        if len(sketch := table.admission()):
+            arrays[_ADMISSION + settings["name"]] = sketch
+    for partition, of_partition in shard.progress().predictions.items():
+        arrays[f"{_PREDICTIONS}{partition}"] = np.frombuffer(of_partition, np.uint8)
+    return arrays
+
+
+def shard_tables(shard: Shard, rows: Callable[[int], Iterator[RowPart]]) -> Iterator[TablePart]:
+    """All tables of a shard, for writing; `rows` returns the rows of a table by its index."""
+    for t, (settings, table) in enumerate(zip(shard.spec.tables, shard.tables, strict=True)):
+        yield TablePart(settings["name"], table.dim, table.state_size, rows(t))
+
+
+def to_row_part(rows: Rows) -> RowPart:
+    """Converts rows of the native core to those of the store."""
+    return RowPart(rows.keys, rows.embeddings, rows.state, rows.counts, rows.last_seen)
+
+
+def evolution_of(chain: CheckpointChain, spec: Spec) -> Evolution:
+    """What a model with this spec keeps of a checkpoint.
+
+    Raises:
+        CheckpointCorrupt: the checkpoint's own spec is damaged.
+    """
+    is_counted = len(chain.epochs) == 1  # what deltas add and remove is not known before they are read
+    return Evolution(written_spec(chain), spec, chain.first_row_counts if is_counted else {})
+
+
+def restore_shard(
+    chain: CheckpointChain,
+    index: int,
+    shards: int,
+    spec: Spec | None = None,
+    new_model: NewModel | None = None,
+    *,
+    without: Collection[str] = (),
+) -> Shard:
+    """Restores one shard from a checkpoint, possibly of a different number of shards.
+
+    Args:
+        chain: the checkpoint.
+        index: index of the shard.
+        shards: number of shards.
+        spec: supplies rates, admission, expiry, capacity and storage; None: those of the checkpoint.
+        new_model: with `spec`, a changed model; None: the checkpoint must be of the same model.
+        without: tables whose rows are not restored.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model; or its number of shards differs and their clocks, too.
+        CheckpointCorrupt: the checkpoint is incomplete or damaged.
+    """
+    check_shard_count(chain, shards)
+    try:
+        sources = source_shards(index, shards, len(chain.shards))
+        if new_model is None:
+            spec = _resolve_spec(chain, spec)
+            shard = _without_rows(chain, sources, spec, index, shards)
+        else:
+            spec = new_model.evolution.new
+            shard = _evolved_without_rows(chain, new_model, index, shards)
+        for settings, table in zip(spec.tables, shard.tables, strict=True):
+            if settings["name"] in without:
+                continue
+            if new_model is None:
+                _load_rows(table, chain.changes(settings["name"], sources), index, shards)
+            elif (kept := new_model.evolution.tables.get(settings["name"])) is not None:
+                _load_rows(table, chain.changes(settings["name"], sources), index, shards, kept)
+        about = chain.shards[sources[0]]
+        watermarks, refusals = about.get("watermarks", {}), about.get("refusals", {})
+        clock = _clock_from_json(about["clock"])
+        predictions = _predictions_of(chain.arrays(sources[0]))
+        progress = Progress(clock, _watermarks_from_json(watermarks), _refusals_from_json(refusals), predictions)
+        shard.resume(progress, _parse_uint(about["samples"], 64), _parse_uint(about["watermark"], 32))
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError) as exc:
+        raise CheckpointCorrupt(
+            f"{chain.url} does not match the shard's contents or shapes: {type(exc).__name__}: {exc}"
+        ) from exc
+    return shard
+
+
+def check_shard_count(chain: CheckpointChain, shards: int) -> None:
+    """Raises unless a checkpoint can be restored to `shards` shards.
+
+    Raises:
+        CheckpointError: it was written by a different number of shards, at different clocks.
+    """
+    written = len(chain.shards)
+    if written != shards and not chain.is_aligned:
+        raise CheckpointError(
+            f"{chain.url} has {written} shards at different clocks and cannot be split into {shards}; "
+            "use one that is aligned, or the same number of shards"
+        )
+
+
+def source_shards(index: int, shards: int, written: int) -> range:
+    """The shards of a checkpoint that hold the rows and slices of shard `index` out of `shards`.
+
+    A shard has the same share of the hash slots and of every vector, so its sources are adjacent and the same for both.
+    """
+    return range(index * written // shards, -(-(index + 1) * written // shards))
+
+
+def written_spec(chain: CheckpointChain) -> Spec:
+    """The spec of what was learned; raises CheckpointCorrupt if it is damaged."""
+    try:
+        return Spec.from_json(chain.about["spec"])
+    except ConfigError as exc:
+        raise CheckpointCorrupt(f"{chain.url}: {exc}") from exc
+
+
+def _resolve_spec(chain: CheckpointChain, wanted: Spec | None) -> Spec:
+    written = written_spec(chain)
+    if wanted is not None and wanted.identity != written.identity:
+        change = evolution_of(chain, wanted).summary()
+        raise CheckpointError(
+            f"{chain.url} is of another model, which differs in {', '.join(written.differing(wanted))}: {change}; "
+            "to keep what was learned, load it with evolve=True, or run `streamtrain evolve`"
+        )
+    return wanted or written
+
+
+def _run_of(chain: CheckpointChain) -> Run:
+    if not isinstance(run_id := chain.about["run"], str):
+        raise TypeError(f"invalid run id {run_id!r}")
+    if not isinstance(topic := chain.about.get("topic", ""), str):
+        raise TypeError(f"invalid topic id {topic!r}")
+    return Run(run_id, _clock_from_json(chain.about["start"]), topic)
+
+
+def _evolved_without_rows(chain: CheckpointChain, new_model: NewModel, index: int, shards: int) -> Shard:
+    """Like `_without_rows`, for a changed model. Its vectors depend on all of the old ones, so all writers are read."""
+    arrays = [chain.arrays(source) for source in range(len(chain.shards))]
+    evolution, spec = new_model.evolution, new_model.evolution.new
+    whole = {n: np.concatenate([one[n] for one in arrays], axis=-1) for n in ("dense", "dense_slots", "statistics")}
+    born = spec.make_dense(new_model.dense)
+    dense, slots = evolution.dense(whole["dense"], whole["dense_slots"], new_model.dense, born.slots)
+    statistics = evolution.statistics(whole["statistics"], new_model.statistics)
+    mine = shard_slice(spec.dense_size, index, shards)
+    my_statistics = statistics[shard_slice(spec.statistics_size, index, shards)]
+    shard = Shard(InitialState(_run_of(chain), spec, dense[mine], my_statistics), index, shards)
+    steps = float(arrays[0]["dense_steps"][0]) if evolution.keeps_dense_steps else 0.0
+    shard.dense.load(dense[mine], np.ascontiguousarray(slots[:, mine]), steps)
+    sources = source_shards(index, shards, len(chain.shards))
+    _merge_admission(shard, [arrays[source] for source in sources], evolution.tables)
+    return shard
+
+
+def _merge_admission(shard: Shard, arrays: Sequence[Arrays], tables: Collection[str]) -> None:
+    """Admission counts cannot be split by shard: those of all sources are merged, so estimates are slightly higher."""
+    for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
+        for one in arrays if settings.get("min_count", 1) > 1 and settings["name"] in tables else ():
+            if (counted := one.get(_ADMISSION + settings["name"])) is not None:
+                table.merge_admission(counted)
+
+
+def _without_rows(chain: CheckpointChain, sources: Sequence[int], spec: Spec, index: int, shards: int) -> Shard:
+    """A shard with its slices and admission counts, without rows.
+
+    The slices of all writers, in order, make up the whole vector.
+    """
+    arrays = [chain.arrays(source) for source in sources]
+
+    def cut(name: str, size: int) -> NDArray[np.float32]:
+        together = np.concatenate([one[name] for one in arrays], axis=-1)
+        first, mine = shard_slice(size, sources[0], len(chain.shards)).start, shard_slice(size, index, shards)
+        return np.ascontiguousarray(together[..., mine.start - first : mine.stop - first])
+
+    dense, statistics = cut("dense", spec.dense_size), cut("statistics", spec.statistics_size)
+    shard = Shard(InitialState(_run_of(chain), spec, dense, statistics), index, shards)
+    shard.dense.load(dense, cut("dense_slots", spec.dense_size), float(arrays[0]["dense_steps"][0]))
+    _merge_admission(shard, arrays, [settings["name"] for settings in spec.tables])
+    return shard
+
+
+def _load_rows(
+    table: Table, changes: Iterator[Change], index: int, shards: int, kept: TableEvolution | None = None
+) -> None:
+    for change in _prefetch(_owned(changes, index, shards)):
+        if isinstance(change, Tombstones):
+            table.remove(change.keys)
+        elif kept is None:
+            table.load(*change)
+        else:
+            born, _ = table.pull_state(change.keys)
+            embeddings, state = kept.convert(change.embeddings, change.state, born)
+            table.load(change.keys, embeddings, state, change.counts, change.last_seen)
+
+
+def _owned(changes: Iterator[Change], index: int, shards: int) -> Iterator[Change]:
+    for change in changes:
+        if isinstance(change, RowPart):
+            owned = np.flatnonzero(shards_of(change.keys, shards) == index)
+            if len(owned) < len(change.keys):
+                yield RowPart._make(column.take(owned, axis=0) for column in change)
+                continue
+        yield change
+
+
+def _prefetch(changes: Iterator[Change]) -> Iterator[Change]:
+    """Prefetches the next change in another thread while one is in use."""
+    with ThreadPoolExecutor(1, "restore") as pool:
+        coming = pool.submit(next, changes, None)
+        while (change := coming.result()) is not None:
+            coming = pool.submit(next, changes, None)
+            yield change
+
+
+def _clock_to_json(clock: Clock) -> dict[str, int]:
+    """With strings as keys, as JSON requires."""
+    return {str(partition): at for partition, at in clock.items()}
+
+
+def _clock_from_json(given: Mapping[str, int]) -> dict[int, int]:
+    return {_parse_uint(int(partition), 32): _parse_uint(at, 64) for partition, at in given.items()}
+
+
+def _watermarks_from_json(given: Mapping[str, float]) -> dict[int, float]:
+    found = {_parse_uint(int(partition), 32): float(at) for partition, at in given.items()}
+    if not all(map(math.isfinite, found.values())):
+        raise ValueError(f"watermarks are {found}")
+    return found
+
+
+def _refusals_from_json(given: Mapping[str, Sequence[float]]) -> dict[int, Refusals]:
+    found = {_parse_uint(int(partition), 32): Refusals(*map(float, of)) for partition, of in given.items()}
+    if not all(math.isfinite(seen) and 0 <= refused <= seen for seen, refused in found.values()):
+        raise ValueError(f"refusals are {found}")
+    return found
+
+
+def _predictions_of(arrays: Arrays) -> dict[int, bytes]:
+    named = {n.removeprefix(_PREDICTIONS): a for n, a in arrays.items() if n.startswith(_PREDICTIONS)}
+    return {_parse_uint(int(partition), 32): a.astype(np.uint8).tobytes() for partition, a in named.items()}
+
+
+def _parse_uint(given: int, bits: int) -> int:
+    """Validates an unsigned integer of `bits` bits."""
+    if not 0 <= (number := operator.index(given)) < 1 << bits:
+        raise ValueError(f"{number} is not a {bits}-bit number")
+    return number

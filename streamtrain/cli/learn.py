@@ -1,0 +1,314 @@
+"""`learn`: learn from a file of samples in one process, with live figures and a learning curve."""
+
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from streamtrain.cli.options import BatchSize, FileFormat, MaxBadRatio, Model, SampleUrl, TextColumns, split_names
+from streamtrain.cli.terminal import Curve, chart, load_tensorflow, new_table, print_json
+from streamtrain.durations import parse_duration
+from streamtrain.errors import BadSample, ConfigError
+from streamtrain.learner import Learned, Learner
+from streamtrain.model.bad_samples import BadSampleGuard, Refusals
+from streamtrain.model.samples import Samples
+
+_REFRESH = 0.25  # seconds between updates of the screen
+_FIRST_LINE = 1024  # samples; each line after it stands for twice as many
+_DRAWN = {"auc": "green", "log_loss": "yellow", "mean_squared_error": "yellow", "mean_absolute_error": "green"}
+_MOST_REFUSALS = 8  # kinds that are described at the end
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Figures of a replay.
+
+    Attributes:
+        samples: samples learned.
+        bad: samples refused, by reason.
+        seconds: duration, from the first batch on.
+        update_ms_p99: 99th percentile of the milliseconds from having a batch's samples to having learned them.
+    """
+
+    samples: int
+    bad: dict[str, int]
+    seconds: float
+    update_ms_p99: float
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput; 0 if nothing was replayed."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+
+class _Refused:
+    """Refused samples: how many of each reason and field, and the first of each in words.
+
+    Args:
+        place: says where a sample stands, by its index.
+    """
+
+    def __init__(self, place: Callable[[int], str]) -> None:
+        self._place = place
+        self._first: dict[tuple[str, str], str] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def add(self, bad: Iterable[BadSample]) -> None:
+        for sample in bad:
+            kind = (sample.reason, sample.field)
+            if kind not in self._first:
+                self._first[kind] = f"{self._place(sample.index)}: {sample.describe()}"
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+
+    def by_reason(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for (reason, _), count in self._counts.items():
+            counts[reason] = counts.get(reason, 0) + count
+        return counts
+
+    def most_common(self) -> list[tuple[int, str]]:
+        """Count and first sample of each kind, the most common kind first."""
+        kinds = sorted(self._counts, key=lambda kind: -self._counts[kind])
+        return [(self._counts[kind], self._first[kind]) for kind in kinds]
+
+
+def replay(
+    learner: Learner,
+    samples: Samples,
+    console: Console,
+    *,
+    title: str,
+    place: Callable[[int], str] = lambda index: f"sample {index}",
+    max_bad_ratio: float = 0.1,
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Replayed:
+    """Learns from a stream, with live figures on `console`: a screen on a terminal, lines elsewhere.
+
+    Args:
+        learner: learns the samples.
+        samples: the stream, as for `Learner.stream`.
+        console: shows the figures.
+        title: title of the figures.
+        place: where a sample stands, by its index.
+        max_bad_ratio: share of bad samples, over 10,000, above which the replay stops.
+        seconds: duration after which it ends; None: at the end of the stream.
+        clock: seconds.
+
+    Raises:
+        TooManyBadSamples: more samples are refused than `max_bad_ratio` allows.
+    """
+    guard, refused, spans = BadSampleGuard(max_bad_ratio), _Refused(place), list[float]()
+    started = drawn = clock()
+    first, lines = learner.samples, _Lines(learner, console)
+    parts = _timed_parts(learner, samples, clock)
+    with Live(console=console, auto_refresh=False, transient=True) as live, closing(parts):
+        for part, span in parts:
+            spans.append(span)
+            refused.add(part.bad)
+            example = refused.most_common()[0][1] if part.bad else ""
+            guard.judge({0: Refusals(part.samples + len(part.bad), len(part.bad))}, part.bad, example)
+            elapsed = clock() - started
+            if not console.is_terminal:
+                lines.print()
+            elif started + elapsed - drawn >= _REFRESH:
+                speed = (learner.samples - first) / elapsed
+                figures = _figures(learner, title, speed, refused.by_reason())
+                live.update(Group(figures, *_charts(learner, console.width, 6)), refresh=True)
+                drawn = started + elapsed
+            if seconds is not None and elapsed >= seconds:
+                break
+        else:
+            guard.finish()
+        elapsed = max(clock() - started, 1e-9)
+    if console.is_terminal:
+        console.print(*_charts(learner, min(120, console.width), 10))
+    else:
+        lines.print(last=True)
+    console.print(_figures(learner, title, (learner.samples - first) / elapsed, refused.by_reason()))
+    for count, example in refused.most_common()[:_MOST_REFUSALS]:
+        console.print(Text(f"refused {count:,}, the first in {example}", "yellow"), soft_wrap=True)
+    p99 = float(np.percentile(spans, 99)) * 1e3 if spans else 0.0
+    return Replayed(learner.samples - first, refused.by_reason(), elapsed, p99)
+
+
+class _Lines:
+    """Prints figures of all samples so far whenever their number has doubled."""
+
+    def __init__(self, learner: Learner, console: Console) -> None:
+        self._learner, self._console = learner, console
+        self._next, self._printed = _FIRST_LINE, -1
+
+    def print(self, *, last: bool = False) -> None:
+        samples = self._learner.samples
+        if samples == self._printed or not (last or samples >= self._next):
+            return
+        parts = [f"{samples:>13,} samples"]
+        for label, figures in _shown_figures(self._learner).items():
+            name = f" of {label}" if len(self._learner.model.labels) > 1 else ""
+            parts += [f"{figure.replace('_', ' ')}{name} {value:.4f}" for figure, value in figures.items()]
+        self._console.print(Text("   ".join(parts)), soft_wrap=True)
+        self._printed, self._next = samples, 2 * samples
+
+
+def _shown_figures(learner: Learner) -> dict[str, dict[str, float]]:
+    metrics = {label: one.as_dict() for label, one in learner.metrics().items()}
+    return {
+        label: {name: value for name in _DRAWN if (value := one[name]) is not None} for label, one in metrics.items()
+    }
+
+
+def _charts(learner: Learner, width: int, height: int) -> list[RenderableType]:
+    """The learning curves of each label, two figures side by side."""
+    drawn: list[RenderableType] = []
+    for label, points in learner.curve().items():
+        grid, cells = Table.grid(padding=(0, 1)), []
+        for figure, style in _DRAWN.items():
+            values = np.array([np.nan if point[figure] is None else point[figure] for point in points], np.float64)
+            lines = chart([Curve(style, values)], width=width // 2 - 1, height=height)
+            if lines:
+                title = Text(f"{figure.replace('_', ' ')} of {label}, by samples", style)
+                end = Text(f"{points[-1]['samples']:>{width // 2 - 1},}", "dim")
+                cells.append(Group(title, *lines, end))
+        if cells:
+            grid.add_row(*cells)
+            drawn.append(grid)
+    return drawn
+
+
+def _timed_parts(learner: Learner, samples: Samples, clock: Callable[[], float]) -> Generator[tuple[Learned, float]]:
+    """The result of each batch, and the seconds to read and learn it."""
+    before = clock()
+    for learned in learner.stream(samples, read_ahead=True):
+        now = clock()
+        yield learned, now - before
+        before = clock()
+
+
+def _figures(learner: Learner, title: str, samples_per_s: float, bad: Mapping[str, int]) -> Table:
+    table = new_table(title, ("label", "figure", "latest", "all"), right=("latest", "all"))
+    total, window = learner.metrics(), learner.metrics(window=True)
+    for label, metrics in total.items():
+        for figure, value in metrics.as_dict().items():
+            latest = window[label].as_dict()[figure]
+            if value is not None and figure not in ("samples", "auc_error", "non_finite"):
+                table.add_row(
+                    label, figure.replace("_", " "), f"{latest:.4f}" if latest is not None else "", f"{value:.4f}"
+                )
+    table.add_section()
+    table.add_row("", "samples", "", f"{learner.samples:,}")
+    table.add_row("", "samples/s", "", f"{samples_per_s:,.0f}")
+    table.add_row("", "rows", "", f"{sum(learner.rows.values()):,}")
+    table.add_row("", "memory of rows and weights, MB", "", f"{learner.nbytes / 1e6:,.1f}")
+    for dropped in ("non_finite_rows", "non_finite_dense"):
+        if count := getattr(learner.stats, dropped):
+            table.add_row("", f"gradients dropped: {dropped.replace('_', ' ')}", "", f"{count:,}")
+    for reason, count in sorted(bad.items()):
+        table.add_row("", f"refused: {reason}", "", f"{count:,}")
+    return table
+
+
+def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
+    file: SampleUrl,
+    model: Model,
+    batch_size: BatchSize = 1024,
+    load: Annotated[str | None, typer.Option(help="Path or URL of a checkpoint to resume from.")] = None,
+    save: Annotated[str | None, typer.Option(help="Path or URL of the checkpoint to write at the end.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the checkpoint at --save, if there is one, without asking.")
+    ] = False,
+    max_bad_ratio: MaxBadRatio = 0.1,
+    future_after: Annotated[
+        str, typer.Option(help="Refuse samples whose event time is further in the future, such as 12h or 30d.")
+    ] = "1d",
+    for_: Annotated[
+        float | None, typer.Option("--for", metavar="SECONDS", help="Stop after this many seconds.")
+    ] = None,
+    format_: FileFormat = None,
+    text: TextColumns = "",
+) -> None:
+    """Learn from a file of samples, with live figures and a learning curve.
+
+    Ends with advice if something keeps the model from learning, and with a line of JSON: samples, samples_per_s, bad
+    (refused samples by reason), rows, metrics by label, and advice.
+    """
+    from streamtrain.learner import Learner
+    from streamtrain.model.loader import load_model, locate_model
+    from streamtrain.stream.files import SampleFile
+
+    locate_model(model)
+    ahead = parse_duration(future_after, "--future-after")
+    samples = SampleFile(file, format_, text=split_names(text))
+    if save:
+        _check_save(save, load, overwrite=overwrite, asks=file != "-" and sys.stdin.isatty())
+    messages = samples.opened()  # errors in the file show before TensorFlow is loaded
+    load_tensorflow()
+    made = load_model(model)
+    learner = (
+        Learner.load(load, made, batch_size=batch_size, future_after=ahead)
+        if load
+        else Learner(made, batch_size=batch_size, future_after=ahead)
+    )
+    console = Console(stderr=True)
+    done = replay(
+        learner, messages, console, title=file, place=samples.place, max_bad_ratio=max_bad_ratio, seconds=for_
+    )
+    if save:
+        learner.save(save)
+    advice = learner.advice()
+    for one in advice:
+        console.print(Text(f"advice: {one}", "bold yellow"), soft_wrap=True)
+    print_json(
+        {
+            "samples": done.samples,
+            "samples_per_s": round(done.samples_per_s),
+            "bad": done.bad,
+            "rows": learner.rows,
+            "metrics": {
+                label: {name: _rounded(value) for name, value in metrics.as_dict().items()}
+                for label, metrics in learner.metrics().items()
+            },
+            "advice": advice,
+        }
+    )
+
+
+def _check_save(save: str, load: str | None, *, overwrite: bool, asks: bool) -> None:
+    """Refuses to replace a checkpoint that somebody may want to keep, before anything is learned.
+
+    A checkpoint that is also loaded may be replaced: what is saved continues it.
+
+    Raises:
+        ConfigError: there is one, and nobody says that it may be replaced; or something else is there.
+    """
+    from streamtrain.store.checkpoint.manifest import MANIFEST
+    from streamtrain.store.checkpoint.storage import Directory
+
+    directory = Directory(save)
+    if directory.local is None:
+        if directory.names():
+            raise ConfigError(f"--save: {directory.url} is not empty; only a local checkpoint can be replaced")
+        return
+    if not directory.local.exists():
+        return
+    if not directory.exists(MANIFEST):
+        raise ConfigError(f"--save: {save} exists and is not a checkpoint; choose another path")
+    if overwrite or (load is not None and Directory(load).local == directory.local):
+        return
+    if not asks:
+        raise ConfigError(f"--save: there is a checkpoint at {save} already; replace it with --overwrite")
+    if not typer.confirm(f"There is a checkpoint at {save} already. Replace it?", err=True):
+        raise typer.Exit(2)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)

@@ -1,0 +1,312 @@
+"""`status`: the status of the cluster; `set`: its learning rates; `compare`: which of two models predicts better."""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from streamtrain.cli.options import (
+    NO_CLUSTER,
+    Addresses,
+    Config,
+    Json,
+    Setting,
+    Who,
+    Why,
+    read_client_settings,
+    resolve_actor,
+)
+from streamtrain.cli.terminal import (
+    format_count,
+    format_figures,
+    format_time,
+    list_rows,
+    new_table,
+    print_json,
+    show,
+    stop_on_signals,
+)
+from streamtrain.errors import ConfigError, ShardRefused, StreamtrainError
+
+if TYPE_CHECKING:
+    from streamtrain.cluster.client import StatusReader
+    from streamtrain.cluster.comparison import Comparison
+    from streamtrain.train.progressive import Metrics
+
+_EVERY = 1.0  # seconds between updates
+_DEFAULT = "default"
+_SET_SECONDS = 600.0  # for the checkpoint that has the rates
+_RATE = ".rate"
+
+
+def status(
+    once: Annotated[bool, typer.Option("--once", help="Print the status once, also on a terminal.")] = False,
+    addresses: Addresses = None,
+    json: Json = False,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Show the status of the cluster: shards, workers, servers, quality, lag, checkpoint and publication.
+
+    On a terminal it is updated every second, until Ctrl-C. While the coordinator does not answer, the shards are asked,
+    which know less. As JSON: the fields of a cluster's status, see docs/serving.md.
+    """
+    from streamtrain.cluster.client import StatusReader
+
+    settings = read_client_settings(config, setting, {"ps.addresses": addresses})
+    with StatusReader.from_settings(settings, os.environ.get("TF_CONFIG")) as reader:
+        if json:
+            print_json(reader.read())
+        elif once or not sys.stdout.isatty():
+            show(render_status(reader.read(), reader.note))
+        else:
+            _watch(reader)
+
+
+def _watch(reader: "StatusReader") -> None:
+    stopped = stop_on_signals()
+    console = Console(markup=False, highlight=False)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            try:
+                status: RenderableType = render_status(reader.read(), reader.note)
+            except StreamtrainError as exc:  # may be temporary
+                status = Text(f"{format_time(time.time())}  {exc}", "red")
+            live.update(status, refresh=True)
+            if stopped.wait(_EVERY):
+                return
+
+
+def render_status(status: dict[str, Any], note: str) -> Group:
+    """A status from `StatusReader.read`, for people."""
+    parts: list[RenderableType] = [Text(note, "yellow")] if note else []
+    parts += [Text(line) for line in _lines(status)]
+    if status["held"]:
+        parts.append(Text(f"publications held back: {status['held']}", "yellow"))
+    return Group(*parts, *_tables(status))
+
+
+def _lines(status: dict[str, Any]) -> Iterator[str]:
+    samples = f"{format_count(status['samples'])}, {format_count(status['samples_per_s'])}/s"
+    yield (
+        f"{format_time(status['time'])} UTC  samples {samples}"
+        f"  lag {format_count(status['lag'])}  event delay {_format_delay(status, 'watermark')}"
+        f"  log delay {_format_delay(status, 'log_time')}"
+    )
+    taken, published = status["checkpoint"], status["publication"]
+    checkpoint = "-" if taken is None else f"epoch {taken['epoch']}{_ago(status, taken['at'])}"
+    publication = "-" if published is None else f"{published['number']}{_ago(status, published['published'])}"
+    letters = status["dead_letters"]
+    counts = ", ".join(f"{reason} {count:,}" for reason, count in sorted((letters or {}).items())) or "none"
+    dead_letters = "-" if letters is None else counts
+    yield f"checkpoint {checkpoint}  publication {publication}  dead letters {dead_letters}"
+    rates = status.get("rates") or {}
+    changed = [
+        f"{name}.rate {of['rate']:g} ({of['initial']:g})" for name, of in rates.items() if of["rate"] != of["initial"]
+    ]
+    if changed:
+        yield f"set, instead of the model file's: {', '.join(changed)}"
+    if figures := format_figures(status["figures"] or {}):
+        yield figures
+
+
+def _format_delay(status: dict[str, Any], since: str) -> str:
+    at = status.get(since)
+    return "-" if at is None else f"{max(0.0, status['time'] - at):,.1f} s"
+
+
+def _ago(status: dict[str, Any], at: float | None) -> str:
+    return "" if at is None else f", {max(0.0, status['time'] - at):,.0f} s ago"
+
+
+def _tables(status: dict[str, Any]) -> Iterator[RenderableType]:
+    shards = new_table("shards", ("shard", "address", "state", "samples", "rows", "MB", "epoch"), right=_RIGHT)
+    for shard in status["shards"]:
+        rows, megabytes = list_rows(shard.get("rows", {})), f"{shard['bytes'] / 1e6:,.1f}" if "bytes" in shard else "-"
+        samples, epoch = format_count(shard.get("samples")), format_count(shard.get("epoch"))
+        shards.add_row(str(shard["index"]), shard["address"], _state(shard), samples, rows, megabytes, epoch)
+    yield shards
+    workers = new_table(
+        "workers", ("worker", "partitions", "lag", "samples/s", "samples/batch", "last seen, s"), right=_RIGHT
+    )
+    for worker in status["workers"]:
+        partitions = "-" if worker["partitions"] is None else ", ".join(map(str, worker["partitions"]))
+        seen = _seconds(worker["seen"])
+        counts = (format_count(worker[name]) for name in ("lag", "samples_per_s", "samples_per_batch"))
+        workers.add_row(worker["name"], partitions, *counts, seen)
+    yield workers if status["workers"] else Text("no workers")
+    if status["servers"]:
+        columns = ("server", "address", "version", "publication", "freshness, ms", "last seen, s")
+        servers = new_table("servers", columns, right=_RIGHT)
+        for server in status["servers"]:
+            fresh, seen = format_count(server.get("freshness_ms")), _seconds(server.get("seen"))
+            version, number = str(server.get("version") or "-"), format_count(server.get("publication"))
+            servers.add_row(server["name"], str(server.get("address") or "-"), version, number, fresh, seen)
+        yield servers
+
+
+def _state(shard: dict[str, Any]) -> Text:
+    state, backup = shard["state"], shard.get("backup_in_step")
+    is_healthy = state == "ready" and backup is not False
+    style = "" if is_healthy else "red" if state == "away" else "yellow"
+    return Text(state if backup is None else f"{state}, {'backup in step' if backup else 'no backup'}", style)
+
+
+_RIGHT = ("shard", "samples", "MB", "epoch", "lag", "samples/s", "last seen, s", "publication", "freshness, ms")
+
+
+def _seconds(value: object) -> str:
+    return f"{value:.1f}" if isinstance(value, int | float) else "-"
+
+
+def compare(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of a published model (publish.model).")],
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="Name of the model to compare it with.")],
+    label: Annotated[str | None, typer.Option(help="The only label to compare; default: all.")] = None,
+    slice_of: Annotated[
+        str | None, typer.Option("--slice", metavar="FEATURE", help="Compare the slices of this feature, too.")
+    ] = None,
+    last: Annotated[
+        str | None, typer.Option(metavar="1h|N", help="Only the last hour of event time, or the last N blocks.")
+    ] = None,
+    json: Json = False,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Compare two models that learn from the same topic, such as a model and its fork.
+
+    Both predict every sample before they learn it. Their figures are compared block by block of offsets, and may be
+    looked at as often as you like: the interval of the difference takes that into account. See docs/compare.md.
+    As JSON: a, b, blocks, from and to (event time), dropped (whether older blocks are gone) and results.
+    """
+    from streamtrain.cluster.comparison import compare_blocks, parse_last, read_blocks
+    from streamtrain.store.redis.server import RedisServer
+
+    if model == other:
+        raise ConfigError(f"give the names of two models, not {model!r} twice")
+    last_seconds, last_blocks = parse_last(last)
+    settings = read_client_settings(config, setting, {})
+    if settings.publish.url is None:
+        raise ConfigError(
+            "publish.url is not set, and `streamtrain up` does not run in this folder: "
+            "give --set publish.url=redis://host:port"
+        )
+    server = RedisServer(settings.publish.url, cluster=settings.publish.cluster)
+    try:
+        ours, theirs = (read_blocks(server, name) for name in (model, other))
+    finally:
+        server.close()
+    found = compare_blocks(
+        ours, theirs, label=label, slice_of=slice_of, last_seconds=last_seconds, last_blocks=last_blocks
+    )
+    if json:
+        print_json(found.to_json())
+    else:
+        _show(found)
+
+
+def _show(found: "Comparison") -> None:
+    names = found.ours.model, found.theirs.model
+    first, last = found.times
+    columns = ("label", "slice", "model", "samples", "loss", "AUC", "calibration", "non-finite")
+    table = new_table(
+        f"{len(found.places):,} blocks of {found.ours.log.size:,} offsets of topic {found.ours.log.topic}, "
+        f"event time {format_time(first)} to {format_time(last)} UTC",
+        columns,
+        right=columns[3:],
+    )
+    for result in found.results:
+        for name, metrics in zip(names, (result.ours, result.theirs), strict=True):
+            table.add_row(result.label, result.slice or "all", name, *_cells(metrics))
+    lines = [
+        f"{result.label}{', ' + result.slice if result.slice else ''}: {result.sentence(*names)}"
+        for result in found.results
+    ]
+    if found.is_windowed:
+        lines.append(
+            "older blocks are gone (compare.keep): the interval is of the ones that are kept, and whoever looks at it "
+            "while it moves may see a difference where there is none a little more often than once in twenty"
+        )
+    show(table, *lines)
+
+
+def _cells(metrics: "Metrics") -> list[str]:
+    loss = metrics.log_loss if math.isfinite(metrics.log_loss) else metrics.mean_squared_error
+    figures = [f"{value:.4f}" if math.isfinite(value) else "-" for value in (loss, metrics.auc, metrics.calibration)]
+    return [format_count(metrics.samples), *figures, format_count(metrics.non_finite)]
+
+
+def set_(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
+    rates: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME.rate=VALUE...",
+            help="embedding_optimizer.rate or dense_optimizer.rate, and a number, or default: as the run began. "
+            "Without any, the rates are shown.",
+        ),
+    ] = None,
+    why: Why = "",
+    who: Who = None,
+    addresses: Addresses = None,
+    json: Json = False,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Set learning rates of a running cluster, from the next batches on and without a restart.
+
+    They stay set across restarts of all processes: a checkpoint with them is taken at once. As JSON: rates, by name
+    with rate, was and initial, and epoch.
+    """
+    changes = dict(map(_parse_rate, rates or []))
+    if len(changes) < len(rates or []):
+        raise ConfigError("every rate has one value")
+    settings = read_client_settings(config, setting, {"ps.addresses": addresses})
+    tf_config = os.environ.get("TF_CONFIG")
+    if settings.coordinator.address is None and not settings.ps.addresses and not tf_config:
+        raise ConfigError(NO_CLUSTER)
+    from streamtrain.cluster.client import CoordinatorClient
+
+    with CoordinatorClient.from_settings(settings, tf_config) as client:
+        try:
+            found = client.set_rates(changes, resolve_actor(who), why, timeout=_SET_SECONDS)
+        except ShardRefused as exc:
+            if exc.reason == "malformed":
+                raise ConfigError(str(exc)) from exc
+            raise
+    if json:
+        print_json(found)
+    else:
+        for line in describe_rates(found, is_changed=bool(changes)):
+            typer.echo(line)
+
+
+def _parse_rate(text: str) -> tuple[str, float | None]:
+    name, _, value = text.partition("=")
+    try:
+        rate = None if value == _DEFAULT else float(value)
+    except ValueError:
+        rate = 0.0
+    if not name.endswith(_RATE) or (rate is not None and not rate > 0):
+        raise ConfigError(
+            f"a rate is NAME.rate=VALUE with a number > 0, such as dense_optimizer.rate=0.001, not {text!r}"
+        )
+    return name.removesuffix(_RATE), rate
+
+
+def describe_rates(found: dict[str, Any], *, is_changed: bool) -> list[str]:
+    """Learning rates that a cluster has told, for people."""
+    lines = []
+    for name, of in found["rates"].items():
+        was = f", was {of['was']:g}" if of["was"] != of["rate"] else ""
+        initial = f" (the run began with {of['initial']:g})" if of["initial"] != of["rate"] else ""
+        lines.append(f"{name}.rate is {of['rate']:g}{was}{initial}")
+    if is_changed and found["epoch"] is None:
+        lines.append("no checkpoint has the rates yet: should shard 0 restart before the next one, they are lost")
+    return lines

@@ -1,0 +1,230 @@
+"""What commands share at the terminal: files of lines, TensorFlow's greeting, signals, tables, charts and JSON."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from streamtrain.publish.gate import Figures
+
+_GREETING = re.compile(
+    r"absl::InitializeLog|oneDNN custom operations|cudart_stub|cuda_platform|cpu_feature_guard|rebuild TensorFlow"
+)
+
+
+@contextmanager
+def _absent(*names: str) -> Iterator[None]:
+    """Has imports of these modules fail, as if they were not installed, unless they are imported already."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None is what stops an import
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def load_tensorflow(threads: int = 0) -> None:
+    """Imports TensorFlow, and sets how many threads it has.
+
+    Args:
+        threads: threads within an operation, and of concurrent operations; 0: one per core.
+    """
+    if threads == 1:  # else XLA hands kernels to a second thread, which costs more than it gains
+        os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false {os.environ.get('XLA_FLAGS', '')}".rstrip()
+    import_tensorflow()
+    with _without_greeting():
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        tf.config.list_physical_devices()
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow, and runs nothing of it.
+
+    Keras imports scikit-learn and pandas where they are installed, for estimators and data frames that no process here
+    uses: a third of the import's time and 120 MB. They are hidden from it; a model file may import them nevertheless.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # warnings and errors, but not that XLA was initialized
+    with _without_greeting(), _absent("sklearn", "pandas"):
+        import tensorflow  # noqa: F401
+
+
+@contextmanager
+def _without_greeting() -> Iterator[None]:
+    """In this context, TensorFlow does not greet, whatever its log level is; its other output is passed on."""
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            captured.seek(0)
+            lines = captured.read().decode(errors="replace").splitlines(keepends=True)
+            sys.stderr.writelines(line for line in lines if not _GREETING.search(line))
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set. For the main thread.
+
+    A thread sets it. A handler would run between any two instructions of the main thread, which may hold the event's
+    lock, and wait for it forever.
+    """
+    stopped, numbers = threading.Event(), (signal.SIGTERM, signal.SIGINT)
+    received, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+
+    def wait() -> None:
+        with received, wakeup:
+            while not set(received.recv(1)) & set(numbers):
+                continue
+            stopped.set()
+            while received.recv(1):  # further signals change nothing
+                continue
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+    return stopped
+
+
+def print_json(figures: dict[str, object]) -> None:
+    """Prints one line of JSON, for scripts."""
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
+
+
+FIGURES = ("auc", "log_loss", "mean_squared_error", "calibration")
+WIDE = 200
+"""Characters of a line when the output is not a terminal."""
+
+
+def show(*parts: RenderableType) -> None:
+    """Prints tables and text, without markup and colours of their own."""
+    width = None if sys.stdout.isatty() else WIDE
+    Console(width=width, markup=False, highlight=False).print(*parts, sep="\n")
+
+
+def new_table(title: str, columns: tuple[str, ...], *, right: tuple[str, ...] = ()) -> Table:
+    """An empty table; columns named in `right` are aligned to the right."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def format_time(seconds: float) -> str:
+    """Seconds since the epoch as date and time in UTC; "-" for 0."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(" ", "seconds").removesuffix("+00:00") if seconds else "-"
+
+
+def format_count(value: object) -> str:
+    """A number with separators; "-" for anything else."""
+    return f"{value:,.0f}" if isinstance(value, int | float) else "-"
+
+
+def count_rows(rows: Mapping[str, int]) -> str:
+    """Rows by table as a phrase: "1,234 rows of user, 5 rows of item"."""
+    return ", ".join(f"{count:,} rows of {table}" for table, count in rows.items())
+
+
+def list_rows(rows: Mapping[str, int]) -> str:
+    """Rows by table for a cell, a table per line; "-" if there are none."""
+    return "\n".join(f"{table} {count:,}" for table, count in rows.items()) or "-"
+
+
+def format_figures(figures: Figures) -> str:
+    """Quality figures, a line per label."""
+    lines = []
+    for label, values in figures.items():
+        shown = [f"{name} {value:.4f}" for name in FIGURES if (value := values.get(name)) is not None]
+        lines += [f"{label}: {', '.join(shown)}"] if shown else []
+    return "\n".join(lines)
+
+
+_DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # by row and column of a character
+_LABEL = 9  # characters of the numbers to the left
+
+
+class Curve(NamedTuple):
+    """A line of a chart.
+
+    Attributes:
+        style: a style of rich, such as "green".
+        values: float64 [n], at equal distances; NaN for gaps.
+    """
+
+    style: str
+    values: NDArray[np.float64]
+
+
+def chart(curves: Sequence[Curve], *, width: int = 72, height: int = 12) -> list[Text]:
+    """Lines of text that show curves, the first one in front; empty if there is nothing to draw.
+
+    Args:
+        curves: they share the range; a shorter one ends earlier.
+        width: characters per line, nine of them for the scale.
+        height: number of lines.
+    """
+    known = np.concatenate([one.values[np.isfinite(one.values)] for one in curves] or [np.empty(0)])
+    most = max((len(one.values) for one in curves), default=0)
+    if most < 2 or not len(known) or width <= _LABEL:
+        return []
+    # A first value far above all others, before anything is learned, would press the rest into a line.
+    low, high = float(known.min()), float(np.quantile(known, 0.98))
+    if high <= low:
+        low, high = low - 0.5, low + 0.5
+    cells = np.zeros((height, width - _LABEL), np.int64)
+    styles = np.full(cells.shape, "", object)
+    for one in reversed(curves):
+        # A curve that is shorter than others ends where its last value belongs.
+        columns = round(2 * cells.shape[1] * (len(one.values) - 1) / (most - 1))
+        for column, row in _dots((high - one.values) / (high - low), columns, 4 * height):
+            at = row // 4, column // 2
+            cells[at] |= _DOTS[row % 4, column % 2]
+            styles[at] = one.style
+    lines = []
+    for y in range(height):
+        value = high - (high - low) * y / max(1, height - 1)
+        line = Text()
+        line.append(f"{value:>{_LABEL - 1}.4f} " if y % 3 == 0 or y == height - 1 else " " * _LABEL, "dim")
+        for x in range(cells.shape[1]):
+            line.append(chr(0x2800 + int(cells[y, x])), styles[y, x])
+        lines.append(line)
+    return lines
+
+
+def _dots(depths: NDArray[np.float64], columns: int, rows: int) -> list[tuple[int, int]]:
+    """Columns and rows of a curve's dots, with those between neighbours; a depth is 0 at the top, 1 at the bottom."""
+    at = np.linspace(0, len(depths) - 1, columns) if columns > 0 else np.empty(0)
+    places = np.interp(at, np.arange(len(depths)), depths) if len(at) else at
+    dots: list[tuple[int, int]] = []
+    last: int | None = None
+    for column, place in enumerate(places):
+        if not np.isfinite(place):
+            last = None
+            continue
+        row = round(float(np.clip(place, 0, 1)) * (rows - 1))
+        between = (row,) if last is None else range(min(row, last), max(row, last) + 1)
+        dots += [(column, one) for one in between]
+        last = row
+    return dots

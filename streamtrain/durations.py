@@ -1,0 +1,30 @@
+"""Durations, such as "30d"."""
+
+import re
+import sys
+
+from streamtrain.errors import ConfigError
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def parse_duration(value: str | float, name: str) -> float:
+    """Turns "30d", "1.5h" or a number of seconds into seconds.
+
+    Args:
+        value: a number of seconds, or text with a unit: ms, s, m, h, d or w.
+        name: name of the setting, for errors.
+
+    Raises:
+        ConfigError: value is not a positive duration.
+
+    >>> parse_duration("30d", "expire_after")
+    2592000.0
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*", value) if isinstance(value, str) else None
+    seconds = float(match[1]) * _UNITS[match[2]] if match else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= sys.float_info.max:
+        raise ConfigError(
+            f'{name} must be a positive duration such as "30d", "12h" or a number of seconds, not {value!r}'
+        )
+    return float(seconds)

@@ -1,0 +1,486 @@
+"""Joins two topics of Kafka into a third, exactly once.
+
+Samples, late and orphaned outcomes, dead letters and the offsets of both inputs are written in one transaction. The
+metadata of the offsets say from where the state is rebuilt. Whatever fails in a transaction, the joiner leaves the
+group and joins it again: then it goes on from what is committed.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from streamtrain.errors import ConfigError, SourceError, SourceRefused, SourceUnavailable
+from streamtrain.join.buffer import Buffer, Memory
+from streamtrain.join.engine import Label, Rules
+from streamtrain.join.messages import MessageReader
+from streamtrain.join.partition import Committed, JoinedPartition
+from streamtrain.join.progress import from_metadata, sample_of_metadata, to_metadata
+from streamtrain.periodic import Backoff, retry
+from streamtrain.settings.groups import JoinSettings, Settings
+from streamtrain.stream.dead_letters import SUFFIX
+from streamtrain.stream.kafka.source import DEFAULTS as READ_DEFAULTS
+from streamtrain.stream.kafka.stream import KafkaStream
+from streamtrain.stream.kafka.writer import DEFAULTS as WRITE_DEFAULTS
+from streamtrain.stream.opening import open_stream, topic_settings
+from streamtrain.stream.source import Fetched
+
+LATE, ORPHANED = ".late", ".orphaned"
+"""Suffixes of the topics of outcomes that count for no label."""
+
+_POLL_SECONDS = 0.05
+_MOST_MESSAGES = 5000  # read at once
+_MOST_AHEAD = 60.0  # seconds that one log may be read ahead of the other
+_TRANSACTION_MS = 15_000  # after which a broker takes back the transaction of a joiner that was killed
+_TRANSACTION_SECONDS = 10.0
+_REQUEST_SECONDS = 10.0
+_END = KafkaError._PARTITION_EOF
+
+logger = logging.getLogger(__name__)
+
+
+class Topics(NamedTuple):
+    """The topics of a join, of one Kafka."""
+
+    impressions: KafkaStream
+    outcomes: KafkaStream
+    samples: KafkaStream
+
+
+def rules_of(settings: JoinSettings) -> Rules:
+    """The rules that settings describe."""
+    labels = tuple(
+        Label(
+            name,
+            frozenset(one.kinds),
+            one.wait or settings.wait,
+            one.default,
+            one.value,
+            one.attribution,
+            frozenset(one.cancelled_by),
+        )
+        for name, one in settings.labels.items()
+    )
+    keep = settings.keep
+    return Rules(labels, settings.grace, settings.emit, keep.negatives, keep.weight or "")
+
+
+def open_topics(settings: Settings) -> Topics:
+    """The topics of a join.
+
+    Raises:
+        ConfigError: nothing is to be joined, the topics are not of one Kafka, or two of them are the same.
+    """
+    join, stream = settings.join, settings.stream
+    if join.impressions is None or join.outcomes is None:
+        raise ConfigError("join.impressions and join.outcomes are not set: they are the topics that are joined")
+    if stream.format != "json":
+        raise ConfigError(f"stream.format is {stream.format!r}, but a join reads and writes JSON only")
+    given = {
+        "join.impressions": topic_settings(stream, join.impressions, "join.impressions"),
+        "join.outcomes": topic_settings(stream, join.outcomes, "join.outcomes"),
+        "stream.topic": stream,
+    }
+    opened = {key: open_stream(one) for key, one in given.items()}
+    for key, one in opened.items():
+        if not isinstance(one, KafkaStream):
+            raise ConfigError(f"{key}: {one.name} is not one of Kafka, whose transactions a join needs")
+        for other, another in opened.items():
+            if isinstance(another, KafkaStream) and one.service.name != another.service.name:
+                raise ConfigError(
+                    f"{key} is at {one.service.name}, but {other} at {another.service.name}: a transaction needs all "
+                    "topics of a join at the same brokers, spelled the same"
+                )
+            if key < other and one.topic == another.topic:
+                raise ConfigError(f"{key} and {other} are both {one.topic!r}: they must be different topics")
+    return Topics(*opened.values())  # type: ignore[arg-type]
+
+
+def create_topics(topics: Topics, create: int, *, dead_letters: bool) -> int:
+    """Creates the topics that are written, and with `create` partitions those that are read, where they are missing.
+
+    Returns:
+        Number of partitions of all of them.
+
+    Raises:
+        TopicMissing: a topic to be read is missing, and `create` is 0.
+        ConfigError: they have different numbers of partitions.
+    """
+    if create:
+        topics.impressions.create(create)
+        topics.outcomes.create(create)
+    count = len(topics.impressions.bounds())
+    written = [topics.samples.topic, *(topics.outcomes.topic + suffix for suffix in (LATE, ORPHANED))]
+    if dead_letters:
+        written += [topics.impressions.topic + SUFFIX, topics.outcomes.topic + SUFFIX]
+    for topic in written:
+        topics.samples.of(topic).create(count)
+    for topic in (topics.outcomes.topic, *written):
+        stream = topics.samples.of(topic)
+        if (other := len(stream.bounds())) != count:
+            raise ConfigError(
+                f"{stream.name} has {other} partitions, but topic {topics.impressions.topic} has {count}: topics of a "
+                "join must have the same number, and be written with the same partitioner by id"
+            )
+    return count
+
+
+@dataclass
+class Totals:
+    """What a joiner has done so far, by name; only what is committed counts."""
+
+    impressions: int = 0
+    outcomes: int = 0
+    samples: int = 0
+    dropped: int = 0
+    attributed: int = 0
+    late: int = 0
+    orphaned: int = 0
+    ignored: int = 0
+    commits: int = 0
+    restarts: int = 0
+    dead_letters: dict[tuple[str, str], int] = field(default_factory=dict)
+    positives: dict[str, int] = field(default_factory=dict)
+
+
+class Position(NamedTuple):
+    """How far a partition is joined: the next offset of its outcomes and of its samples."""
+
+    outcome: int
+    sample: int
+
+
+class Joiner:
+    """One member of a group of joiners. For one thread; what is public may be read by others.
+
+    Args:
+        settings: of the join and its stream.
+        instance: name of this joiner, unique in the group, by which it takes over from a predecessor at once; None:
+            any.
+        observe: called after each commit with the delays of its outcomes in seconds, and how far partitions are joined.
+
+    Attributes:
+        totals: what is done so far.
+        partitions: those of this member, by number.
+
+    Raises:
+        ConfigError: as `open_topics`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        instance: str | None = None,
+        observe: Callable[[Sequence[float], Mapping[int, Position]], object] = lambda delays, positions: None,
+    ) -> None:
+        self.totals = Totals()
+        self.partitions: dict[int, JoinedPartition] = {}
+        self.topics = open_topics(settings)
+        self._settings, self._instance, self._observe = settings, instance, observe
+        self._rules = rules_of(settings.join)
+        self._ahead = min(settings.join.grace, settings.stream.future_after or settings.join.grace)
+        self._logs = (self.topics.impressions.topic, self.topics.outcomes.topic)
+        self._group = f"{settings.stream.group}.join"
+        self._name = instance or uuid.uuid4().hex[:12]
+        self._errors: list[SourceError] = []
+        self._memory = Memory(settings.join.memory_bytes)
+        self._paused: set[tuple[int, int]] = set()
+        self._samples: dict[int, int] = {}  # next offsets
+        self._consumer: Consumer
+        self._producer: Producer
+        self._is_open = False
+        self._next_commit = 0.0
+
+    def run(self, stopped: threading.Event) -> None:
+        """Joins until `stopped` is set.
+
+        Raises:
+            ConfigError, SourceRefused: it cannot go on.
+        """
+        stream = self._settings.stream
+        retry(
+            lambda: create_topics(self.topics, stream.create, dead_letters=stream.dead_letters),
+            SourceUnavailable,
+            stopped,
+        )
+        retry(lambda: self._join_group(stopped), SourceUnavailable, stopped, backoff=Backoff(0.1, 5.0))
+
+    def _join_group(self, stopped: threading.Event) -> None:
+        """Is a member of the group until it is stopped or something fails."""
+        self._open()
+        try:
+            logger.info("joining %s and %s into %s", *self._logs, self.topics.samples.topic)
+            while not stopped.is_set():
+                self.step()
+            self._commit()
+        except KafkaException as exc:
+            self.totals.restarts += 1
+            raise self._translate(exc) from exc
+        except SourceUnavailable:
+            self.totals.restarts += 1
+            raise
+        finally:
+            self._close()
+
+    def _translate(self, exc: KafkaException) -> SourceError:
+        error: KafkaError = exc.args[0]
+        refused = None if error.fatal() else self.topics.samples.service.refusal(error)
+        return refused or SourceUnavailable(f"the join goes on from what is committed: {error.str()}")
+
+    def _open(self) -> None:
+        service = self.topics.samples.service
+        self._errors.clear()
+        self._monitor = service.monitor(self._errors.append)
+        self._producer = service.create_client(
+            Producer,
+            self._monitor,
+            {
+                "transactional.id": f"{self._group}.{self._name}",
+                "transaction.timeout.ms": _TRANSACTION_MS,
+                "delivery.timeout.ms": _TRANSACTION_MS,
+            },
+            {**WRITE_DEFAULTS, "linger.ms": 0, "queue.buffering.max.messages": 1_000_000},
+        )
+        self._producer.init_transactions(_REQUEST_SECONDS)
+        self._consumer = service.create_client(
+            Consumer,
+            self._monitor,
+            {
+                "group.id": self._group,
+                "client.id": f"streamtrain.join.{self._name}",
+                "partition.assignment.strategy": "range",  # the same partitions of both topics
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                **({} if self._instance is None else {"group.instance.id": self._instance}),
+            },
+            READ_DEFAULTS,
+        )
+        self._is_open = True
+        self._consumer.subscribe(
+            list(self._logs), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._drop(list(self.partitions))
+            self._paused.clear()
+            self._consumer.close()
+        self._producer.purge()
+        self._monitor.close()
+
+    def step(self) -> None:
+        """Reads, joins and commits what there is."""
+        messages = self._consumer.consume(_MOST_MESSAGES, _POLL_SECONDS)
+        for error in self._errors:
+            raise error
+        self._read(messages)
+        for partition in self.partitions.values():
+            partition.advance_idle(self._settings.join.idle)
+        self._balance()
+        self._read_ends()
+        if time.monotonic() >= self._next_commit:
+            self._commit()
+            self._next_commit = time.monotonic() + self._settings.join.commit_every
+
+    def _read(self, messages: Sequence[Message]) -> None:
+        for (topic, number, code), run in groupby(messages, _place):
+            partition = self.partitions.get(number)
+            if partition is None:
+                continue  # it went to another member
+            log = self._logs.index(topic)
+            if code is None:
+                partition.add(log, _fetched(number, list(run)))
+            elif code == _END:
+                partition.end(log)
+            else:
+                self._raise(next(run))
+
+    def _read_ends(self) -> None:
+        for number, partition in self.partitions.items():
+            for log, topic in enumerate(self._logs):
+                _, high = self._consumer.get_watermark_offsets(TopicPartition(topic, number), cached=True)
+                partition.ends[log] = high
+
+    def _raise(self, message: Message) -> None:
+        error = message.error()
+        assert error is not None
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise SourceRefused(
+                f"partition {message.partition()} of topic {message.topic()} no longer has the messages that the join "
+                "has to read next: they were deleted before they were joined. Keep messages longer than join.wait and "
+                f"4 x join.grace; to go on with what is left, delete the group {self._group}"
+            )
+        raise KafkaException(error)
+
+    def _balance(self) -> None:
+        """Pauses the log of a partition that is read ahead of the other one, as what is read ahead has to be kept."""
+        for number, partition in self.partitions.items():
+            marks = partition.join.watermarks
+            for log in (0, 1):
+                other = 1 - log
+                is_ahead = marks[log] > marks[other] + _MOST_AHEAD and not partition.is_at_end(other)
+                at, key = TopicPartition(self._logs[log], number), (log, number)
+                if is_ahead and not partition.is_rebuilding and key not in self._paused:
+                    self._paused.add(key)
+                    self._consumer.pause([at])
+                elif key in self._paused and not is_ahead:
+                    self._paused.discard(key)
+                    self._consumer.resume([at])
+
+    def _on_assign(self, consumer: Consumer, given: Sequence[TopicPartition]) -> None:
+        try:
+            self._assign(consumer, given)
+        except SourceError as exc:
+            self._errors.append(exc)
+        except KafkaException as exc:
+            self._errors.append(self._translate(exc))
+
+    def _assign(self, consumer: Consumer, given: Sequence[TopicPartition]) -> None:
+        numbers = sorted({one.partition for one in given})
+        wanted = {(topic, number) for topic in self._logs for number in numbers}
+        if wanted != {(one.topic, one.partition) for one in given}:
+            raise SourceRefused(
+                f"the group {self._group} assigns partitions of both topics differently: they must have the same "
+                "number of partitions, and only `streamtrain join` may be in the group"
+            )
+        committed: dict[tuple[str, int], Committed] = {}
+        for one in consumer.committed(list(given), timeout=_REQUEST_SECONDS):
+            if one.error is not None:
+                raise KafkaException(one.error)
+            offset = one.offset
+            if offset < 0:
+                offset, _ = consumer.get_watermark_offsets(one, timeout=_REQUEST_SECONDS)
+            committed[one.topic, one.partition] = Committed(offset, from_metadata(one.metadata, offset))
+            if one.topic == self._logs[1]:
+                self._samples[one.partition] = sample_of_metadata(one.metadata)
+        reader = MessageReader(self._settings.join, self._ahead)
+        for number in numbers:
+            first, last = (committed[topic, number] for topic in self._logs)
+            buffer = Buffer(self._memory, self._settings.join.folder)
+            self.partitions[number] = JoinedPartition(number, self._rules, reader, (first, last), buffer=buffer)
+        consumer.assign([TopicPartition(topic, number, of.progress.start) for (topic, number), of in committed.items()])
+        if numbers:
+            logger.info("partitions %s are joined here", ", ".join(map(str, numbers)))
+
+    def _on_revoke(self, consumer: Consumer, given: Sequence[TopicPartition]) -> None:
+        try:
+            if self._is_open:
+                self._commit()
+        except SourceError as exc:
+            self._errors.append(exc)
+        except KafkaException as exc:
+            self._errors.append(self._translate(exc))
+        self._on_lost(consumer, given)
+
+    def _on_lost(self, _: Consumer, given: Sequence[TopicPartition]) -> None:
+        self._drop({one.partition for one in given})
+
+    def _drop(self, numbers: Collection[int]) -> None:
+        for number in numbers:
+            if partition := self.partitions.pop(number, None):
+                partition.close()
+            self._paused -= {(0, number), (1, number)}
+
+    def _commit(self) -> None:
+        """Writes what has come of the messages, together with the offsets, in a transaction."""
+        dirty = [one for one in self.partitions.values() if one.is_dirty and not one.is_rebuilding]
+        if not dirty:
+            return
+        producer, offsets = self._producer, []
+        producer.begin_transaction()
+        for partition in dirty:
+            self._write(partition)
+        producer.flush(_TRANSACTION_SECONDS)  # which serves delivery reports
+        for partition in dirty:
+            number, samples = partition.number, (None, self._samples[partition.number])
+            for topic, at, progress, sample in zip(
+                self._logs, partition.join.positions, partition.join.progress(), samples, strict=True
+            ):
+                offsets.append(TopicPartition(topic, number, at, to_metadata(progress, sample)))
+        producer.send_offsets_to_transaction(offsets, self._consumer.consumer_group_metadata(), _TRANSACTION_SECONDS)
+        producer.commit_transaction(_TRANSACTION_SECONDS)
+        self.totals.commits += 1
+        delays: list[float] = []
+        for partition in dirty:
+            delays += partition.join.output.delays
+            self._count(partition)
+            partition.committed()
+        self._observe(delays, {one.number: Position(one.join.positions[1], self._samples[one.number]) for one in dirty})
+
+    def _write(self, partition: JoinedPartition) -> None:
+        output, number, samples = partition.join.output, partition.number, self.topics.samples.topic
+        for sample in output.samples[:-1]:
+            self._produce(samples, sample.value, sample.id.encode(errors="surrogatepass"), number)
+        for sample in output.samples[-1:]:
+
+            def note(error: KafkaError | None, message: Message) -> None:
+                if error is None:
+                    self._samples[number] = (message.offset() or 0) + 1
+
+            self._produce(samples, sample.value, sample.id.encode(errors="surrogatepass"), number, on_delivery=note)
+        for suffix, outcomes in ((LATE, output.late), (ORPHANED, output.orphaned)):
+            for one in outcomes:
+                self._produce(self._logs[1] + suffix, one.value, one.id.encode(errors="surrogatepass"), number)
+        if self._settings.stream.dead_letters:
+            for topic, letters in zip(self._logs, partition.all_letters(), strict=True):
+                for letter in letters:
+                    key, headers = letter.identify(topic)
+                    self._produce(topic + SUFFIX, letter.value, key, number, headers=list(headers.items()))
+
+    def _produce(self, topic: str, value: bytes, key: bytes, partition: int, **more: Any) -> None:
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, **more)
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+
+    def _count(self, partition: JoinedPartition) -> None:
+        output, totals = partition.join.output, self.totals
+        letters = partition.all_letters()
+        totals.impressions += partition.read[0]
+        totals.outcomes += partition.read[1]
+        partition.read = [0, 0]
+        totals.samples += len(output.samples)
+        totals.dropped += output.dropped
+        totals.attributed += len(output.delays)
+        totals.late += len(output.late)
+        totals.orphaned += len(output.orphaned)
+        totals.ignored += output.ignored
+        for label, count in output.positives.items():
+            totals.positives[label] = totals.positives.get(label, 0) + count
+        for log, of_log in zip(("impressions", "outcomes"), letters, strict=True):
+            for letter in of_log:
+                totals.dead_letters[log, letter.reason] = totals.dead_letters.get((log, letter.reason), 0) + 1
+
+    def lag(self) -> dict[tuple[str, int], int]:
+        """Messages that are not read yet, by topic and partition, as of the last fetch; 0 where the end is reached."""
+        return {
+            (topic, number): partition.lag(log)
+            for number, partition in list(self.partitions.items())
+            for log, topic in enumerate(self._logs)
+        }
+
+
+def _place(message: Message) -> tuple[str, int, int | None]:
+    error = message.error()
+    return message.topic() or "", message.partition() or 0, None if error is None else error.code()
+
+
+def _fetched(number: int, messages: Sequence[Message]) -> Fetched:
+    return Fetched(
+        number,
+        [one.offset() or 0 for one in messages],
+        [one.value() or b"" for one in messages],
+        [one.timestamp()[1] for one in messages],
+    )

@@ -1,0 +1,180 @@
+"""One partition of a join in a running process: its state, how it is rebuilt, and when an idle log is advanced."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from streamtrain.join.buffer import Buffer
+from streamtrain.join.engine import PartitionJoin, Progress, Rules
+from streamtrain.join.messages import MessageReader
+from streamtrain.stream.dead_letters import DeadLetter
+from streamtrain.stream.source import Fetched
+
+
+class Committed(NamedTuple):
+    """What a group has committed of one log: the next offset, and from where the state is rebuilt."""
+
+    offset: int
+    progress: Progress
+
+
+class JoinedPartition:
+    """A partition of both logs. Whatever it has to write is in `join.output` and `letters` until it is committed.
+
+    Args:
+        number: of the partition.
+        rules: how to join.
+        reader: of messages.
+        committed: of impressions and of outcomes.
+        buffer: of the impressions that wait; None: in memory.
+        now: monotonic seconds.
+
+    Attributes:
+        join: the state machine.
+        buffer: of the impressions that wait.
+        letters: messages of each log that cannot be read.
+        read: messages of each log, since the partition was assigned.
+        ends: offset after the last message of each log, as of the last fetch.
+        is_dirty: whether anything has changed since it was committed.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        rules: Rules,
+        reader: MessageReader,
+        committed: tuple[Committed, Committed],
+        *,
+        buffer: Buffer | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.number = number
+        self.buffer = buffer or Buffer()
+        self.join = PartitionJoin(rules, committed[0].progress, committed[1].progress, self.buffer)
+        self.letters: tuple[list[DeadLetter], list[DeadLetter]] = ([], [])
+        self.read = [0, 0]
+        self.ends = [0, 0]
+        self.is_dirty = False
+        self._reader = reader
+        self._committed = [one.offset for one in committed]
+        self._held: list[list[Fetched]] = [[], []]
+        self._now = now
+        self._at_end = [False, False]
+        self._since = [now(), now()]  # of the last message
+        self._clock_at = now()  # up to which the watermarks are known to have come
+        self._rebuilding = [one.progress.start < one.offset for one in committed]
+        for log in (0, 1):
+            if not self._rebuilding[log]:
+                self._replay(log, Fetched(number, [], [], []), self._committed[log])
+
+    @property
+    def is_rebuilding(self) -> bool:
+        """Whether the state of what was committed is not complete yet."""
+        return any(self._rebuilding)
+
+    def lag(self, log: int) -> int:
+        """Messages of a log that are not read yet."""
+        return 0 if self._at_end[log] else max(0, self.ends[log] - self.join.positions[log])
+
+    def is_at_end(self, log: int) -> bool:
+        """Whether a log has no more messages for now."""
+        return self._at_end[log]
+
+    def all_letters(self) -> tuple[list[DeadLetter], list[DeadLetter]]:
+        """Of impressions and of outcomes, with the impressions that are late."""
+        late = [
+            DeadLetter(self.number, one.offset, "late", self._reader.time, one.value)
+            for one in self.join.output.late_impressions
+        ]
+        return self.letters[0] + late, self.letters[1]
+
+    def add(self, log: int, fetched: Fetched) -> None:
+        """The next messages of a log: 0 of impressions, 1 of outcomes."""
+        self._since[log] = self._clock_at = self._now()
+        self._at_end[log] = False
+        if not self.is_rebuilding:
+            self._join(log, fetched)
+            return
+        end, first = self._committed[log], len(fetched.offsets)
+        if self._rebuilding[log]:
+            first = next((i for i, at in enumerate(fetched.offsets) if at >= end), first)
+            part = _cut(fetched, 0, first)
+            done = first < len(fetched.offsets) or (part.offsets and part.offsets[-1] + 1 >= end)
+            self._replay(log, part, end if done else part.offsets[-1] + 1)
+        else:
+            first = 0
+        if first < len(fetched.offsets):
+            self._held[log].append(_cut(fetched, first, len(fetched.offsets)))
+        self._go_on()
+
+    def end(self, log: int) -> None:
+        """A log has no more messages for now."""
+        self._at_end[log] = True
+        if self._rebuilding[log]:
+            self._replay(log, Fetched(self.number, [], [], []), self._committed[log])
+            self._go_on()
+
+    def _replay(self, log: int, fetched: Fetched, position: int) -> None:
+        """Reads what was read before; what came of it is written already."""
+        self._feed(log, fetched, position)
+        self._rebuilding[log] = position < self._committed[log]
+        self.join.output.clear()
+        self.letters[log].clear()
+
+    def _go_on(self) -> None:
+        if self.is_rebuilding:
+            return
+        for log, held in enumerate(self._held):
+            for fetched in held:
+                self._join(log, fetched)
+            held.clear()
+
+    def _join(self, log: int, fetched: Fetched) -> None:
+        if fetched.offsets:
+            self.read[log] += len(fetched.offsets)
+            self._feed(log, fetched, fetched.offsets[-1] + 1)
+            self.is_dirty = True
+
+    def _feed(self, log: int, fetched: Fetched, position: int) -> None:
+        if log == 0:
+            impressions, letters = self._reader.impressions(fetched)
+            self.join.read_impressions(impressions, position)
+        else:
+            outcomes, letters = self._reader.outcomes(fetched)
+            self.join.read_outcomes(outcomes, position)
+        self.letters[log].extend(letters)
+
+    def advance_idle(self, idle: float) -> None:
+        """Advances the watermark of a log without messages: to that of the other one, or with the clock if both idle.
+
+        Args:
+            idle: seconds at its end after which a log is idle.
+        """
+        now = self._now()
+        is_idle = [self._at_end[log] and now - self._since[log] >= idle for log in (0, 1)]
+        if self.is_rebuilding or not any(is_idle):
+            return
+        to = max(self.join.watermarks)
+        if not math.isfinite(to):
+            return
+        if all(is_idle):
+            to += now - self._clock_at
+        if self.join.advance(to if is_idle[0] else -math.inf, to if is_idle[1] else -math.inf):
+            self.is_dirty, self._clock_at = True, now
+
+    def close(self) -> None:
+        """Forgets the state, which is rebuilt where the partition is assigned next."""
+        self.buffer.close()
+
+    def committed(self) -> None:
+        """What was to be written is written."""
+        self.is_dirty = False
+        self.join.output.clear()
+        for letters in self.letters:
+            letters.clear()
+
+
+def _cut(fetched: Fetched, begin: int, end: int) -> Fetched:
+    partition, offsets, values, times = fetched
+    return Fetched(partition, offsets[begin:end], values[begin:end], times[begin:end])

@@ -1,0 +1,113 @@
+"""The process of the coordinator: startup, serve, shutdown."""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamtrain.checkpoint.shard_map import next_shard_map
+from streamtrain.cluster.coordinator import POLL_SECONDS, SERVER, WORKER, Coordinator, open_redis
+from streamtrain.cluster.server import CoordinatorServer
+from streamtrain.cluster.status import StreamLag
+from streamtrain.errors import ConfigError
+from streamtrain.garbage import freeze_heap
+from streamtrain.metrics.coordinator import CoordinatorMetrics, CoordinatorState
+from streamtrain.metrics.registry import Endpoint, process_registry, serve
+from streamtrain.processes.ps import read_lead
+from streamtrain.ps.replication.failover import open_control
+from streamtrain.ps.rpc.control import RemoteControl
+from streamtrain.ps.rpc.security import Security, authenticate, listen, metadata
+from streamtrain.ps.topology import connect_shards
+from streamtrain.settings.groups import Settings
+from streamtrain.stream.opening import open_stream
+
+logger = logging.getLogger(__name__)
+
+
+def read_state(coordinator: Coordinator, counters: Mapping[str, int]) -> CoordinatorState:
+    """The state of a coordinator, for its metrics."""
+    members, states = coordinator.members, Counter(shard["state"] for shard in coordinator.shards())
+    return CoordinatorState(
+        members={kind: len(members.of(kind)) for kind in (WORKER, SERVER)},
+        lost={kind: members.lost[kind] for kind in (WORKER, SERVER)},
+        shards={state: states[state] for state in ("ready", "empty", "away")},
+        slot_epoch=coordinator.shard_map.epoch,
+        lag=coordinator.lag(),
+        lead=read_lead(coordinator),
+        counters=counters,
+    )
+
+
+class CoordinatorProcess:
+    """The coordinator, served.
+
+    Args:
+        addresses: of all shards, in order.
+        settings: of the cluster.
+
+    Raises:
+        ConfigError: there are no shards, or it cannot be listened where the settings say.
+        CheckpointError: the slot map cannot be read or written.
+    """
+
+    def __init__(self, addresses: Sequence[str], settings: Settings) -> None:
+        if not addresses:
+            raise ConfigError("ps.addresses is not set: the coordinator has to know the shards")
+        if settings.coordinator.address is None:
+            raise ConfigError("coordinator.address is not set: it is where others reach the coordinator")
+        security = Security.from_settings(settings.security)
+        self._channels: list[Any] = []
+        places = connect_shards(addresses, settings.ps, security, self._channels.append)
+
+        def controls(timeout: float) -> list[RemoteControl]:
+            return [open_control(place, metadata(security), timeout) for place in places]
+
+        self._redis = open_redis(settings.publish)
+        self.coordinator = Coordinator(
+            controls(settings.ps.timeout),
+            controls(POLL_SECONDS),
+            next_shard_map(settings.checkpoint.url, addresses),
+            settings,
+            self._count,
+            redis=self._redis,
+            lag=StreamLag(open_stream(settings.stream).bounds) if settings.stream.topic else None,
+            final_checkpoint=True,
+        )
+        guards = (authenticate(security.token, lambda: self._count("refused_token")),) if security.token else ()
+        self.server = CoordinatorServer(self.coordinator, guards)
+        self.address = settings.coordinator.listen or settings.coordinator.address
+        self.port = listen(self.server.grpc, self.address, security)
+        self.metrics = self._serve_metrics(settings.coordinator.metrics) if settings.coordinator.metrics else None
+
+    def _serve_metrics(self, address: str) -> Endpoint:
+        registry = process_registry()
+        registry.register(CoordinatorMetrics(lambda: read_state(self.coordinator, self.server.counters)))
+        return serve(address, registry)
+
+    def _count(self, name: str) -> None:
+        self.server.count(name)
+
+    def run(self, stopped: threading.Event) -> None:
+        """Serves until `stopped` is set."""
+        with freeze_heap():
+            self.start()
+            stopped.wait()
+            self.stop()
+
+    def start(self) -> None:
+        """Begins."""
+        self.coordinator.start()
+        self.server.start()
+        logger.info("coordinator of %d shards serves at %s", len(self.coordinator.shard_map.shards), self.address)
+
+    def stop(self) -> None:
+        """Ends; takes a last checkpoint, if shards answer."""
+        self.coordinator.stop()
+        self.server.stop()
+        for channel in self._channels:
+            channel.close()
+        if self._redis:
+            self._redis.close()
+        if self.metrics:
+            self.metrics.close()

@@ -1,0 +1,240 @@
+"""The process of a parameter server: startup, serve, shutdown."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import streamtrain.ps.rpc.ps_pb2 as pb
+from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
+from streamtrain.checkpoint.shard_map import ShardMap
+from streamtrain.cluster.coordinator import POLL_SECONDS, Coordinator, open_dictionaries, open_redis
+from streamtrain.cluster.server import SERVICE as COORDINATOR_SERVICE
+from streamtrain.cluster.server import CoordinatorServicer
+from streamtrain.errors import ConfigError, ShardError, ShardRefused, ShardUnavailable
+from streamtrain.garbage import freeze_heap
+from streamtrain.metrics.registry import Endpoint, process_registry, serve
+from streamtrain.metrics.shard import LeadState, ShardMetrics, ShardState
+from streamtrain.ps.bulk import BulkSynchronous
+from streamtrain.ps.consistency import Async, Bounded, Consistency
+from streamtrain.ps.node import NO_EPOCH, Node
+from streamtrain.ps.replication.failover import open_control
+from streamtrain.ps.replication.primary import Peer
+from streamtrain.ps.replication.roles import NodeState, Pairing
+from streamtrain.ps.rpc import wire
+from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
+from streamtrain.ps.rpc.security import Security, authenticate, connect, listen, metadata
+from streamtrain.ps.rpc.server import Server, status_of
+from streamtrain.ps.shard import Shard
+from streamtrain.ps.shards import Control, LocalControl
+from streamtrain.ps.topology import check_backups, connect_shards
+from streamtrain.publish.lease import LeaseWatch
+from streamtrain.publish.shard_publisher import ShardPublisher
+from streamtrain.settings.groups import ConsistencySettings, Settings
+from streamtrain.store.checkpoint.epochs import Epochs
+
+logger = logging.getLogger(__name__)
+
+
+def read_state(node: Node, workers: Sequence[str], coordinator: Coordinator | None = None) -> ShardState:
+    """The state of a node's shard, and of the coordinator if it is in the same process, for its metrics."""
+    status = status_of(node, list(workers))
+    counters = dict(status.counters)
+    paired = status.HasField("standing") and status.standing.role == pb.PRIMARY
+    return ShardState(
+        shard=status.shard,
+        shards=status.shards,
+        run=status.run,
+        ready=status.ready,
+        workers=len(status.workers),
+        table_rows={table.name: table.rows for table in status.tables},
+        table_bytes={table.name: table.bytes for table in status.tables},
+        dense_bytes=status.dense_bytes,
+        clock=wire.decode_clock(status.clock),
+        samples=counters.pop("samples", None),
+        watermark=(node.shard.watermark or None) if status.ready else None,
+        epoch=status.epoch if status.epoch != NO_EPOCH else None,
+        backup_in_step=status.standing.in_step if paired else None,
+        counters=counters,
+        lead=read_lead(coordinator) if coordinator else None,
+    )
+
+
+def read_lead(coordinator: Coordinator) -> LeadState:
+    """The state of checkpoints and publications, for the metrics of the process that makes them."""
+    checkpoints, publications = coordinator.checkpoints, coordinator.publications
+    return LeadState(
+        bool(publications and publications.held),
+        checkpoints.last.at if checkpoints and checkpoints.last else None,
+        publications.last.published if publications and publications.last else None,
+    )
+
+
+def strategy(settings: ConsistencySettings, workers: int) -> Callable[[Shard], Consistency]:
+    """Makes the consistency of a shard.
+
+    Args:
+        settings: which one.
+        workers: number of workers that `bulk` waits for before its first round.
+    """
+    if settings.mode == "bounded":
+        return lambda shard: Bounded(shard, settings.staleness or 0, settings.lease, time.monotonic)
+    if settings.mode == "bulk":
+        return lambda shard: BulkSynchronous(shard, workers, settings.lease, time.monotonic)
+    return Async
+
+
+class PsProcess:
+    """One shard, served.
+
+    Args:
+        index: of the shard.
+        addresses: of all shards.
+        settings: of the cluster.
+        workers: number of workers, for `bulk`.
+        backup: whether this is the second of its two places.
+
+    Attributes:
+        ended: is set when another process of the shard has taken over from this one.
+
+    Raises:
+        ConfigError: there is no such shard, it has no backup, or it cannot be listened where they say.
+        CheckpointError: the checkpoints cannot be read.
+    """
+
+    def __init__(
+        self, index: int, addresses: Sequence[str], settings: Settings, workers: int = 1, *, backup: bool = False
+    ) -> None:
+        if not 0 <= index < len(addresses):
+            raise ConfigError(f"shard {index} does not exist: ps.addresses has {len(addresses)}, counted from 0")
+        check_backups(addresses, settings.ps)
+        if backup and not settings.ps.backups:
+            raise ConfigError("--backup needs ps.backups, the addresses of the backups of all shards")
+        security = Security.from_settings(settings.security)
+        kept = settings.checkpoint.url
+        checkpoints = CheckpointWriter(Epochs(kept), self._count) if kept else None
+        self._redis = open_redis(settings.publish)
+        publisher = ShardPublisher(open_dictionaries(self._redis, settings.publish)) if self._redis else None
+        make_consistency = strategy(settings.consistency, workers)
+        pairing = self._pair(index, (addresses if backup else settings.ps.backups), settings, security)
+        self.node = Node(index, len(addresses), make_consistency, checkpoints, publisher=publisher, pairing=pairing)
+        guards = (authenticate(security.token, lambda: self.node.count("refused_token")),) if security.token else ()
+        self.server = Server(self.node, settings.ps, guards)
+        self._is_first = not backup
+        self.ended = threading.Event()
+        self._why_retired = ""
+        self.address = settings.ps.listen or (settings.ps.backups if backup else addresses)[index]
+        self.port = listen(self.server.grpc, self.address, security)
+        self._coordinator_address = settings.coordinator.address
+        self._coordinator: Coordinator | None = None
+        if index == 0 and settings.coordinator.address is None:
+            own = (settings.ps.backups if backup else addresses)[index]
+            self._coordinator = Coordinator(
+                self._controls(addresses, settings, security, own),
+                self._controls(addresses, settings, security, own, POLL_SECONDS),
+                ShardMap(1, tuple(addresses)),  # as every process knows the shards from ps.addresses
+                settings,
+                self.node.count,
+                redis=self._redis,
+            )
+        self._coordinates = False
+        self.server.register(COORDINATOR_SERVICE, CoordinatorServicer(self._get_coordinator))
+        self._lease = LeaseWatch(self.node.check_lease) if publisher else None
+        self.metrics = self._serve_metrics(settings.ps.metrics) if settings.ps.metrics else None
+
+    def _count(self, name: str) -> None:
+        self.node.count(name)
+
+    def _serve_metrics(self, address: str) -> Endpoint:
+        registry = process_registry()
+        registry.register(ShardMetrics(self._read_state))
+        return serve(address, registry)
+
+    def _read_state(self) -> ShardState:
+        coordinator = self._coordinator if self._coordinates else None
+        return read_state(self.node, self.server.workers(), coordinator)
+
+    def _pair(self, index: int, peers: Sequence[str], settings: Settings, security: Security) -> Pairing | None:
+        if not settings.ps.backups:
+            return None
+        peer = Peer(connect(peers[index], security, CHANNEL_OPTIONS), peers[index], metadata(security))
+        return Pairing(peer, settings.ps.backup_patience, promoted=self._start_coordinator, retired=self._retire)
+
+    def _retire(self, why: str) -> None:
+        self._why_retired = why
+        self.ended.set()
+
+    def _controls(
+        self, addresses: Sequence[str], settings: Settings, security: Security, own: str, timeout: float = 10.0
+    ) -> list[Control]:
+        """Of all shards; that of this process needs no socket."""
+        places = connect_shards(addresses, settings.ps, security, lambda channel: None)
+        return [
+            LocalControl(self.node, own) if i == self.node.index else open_control(place, metadata(security), timeout)
+            for i, place in enumerate(places)
+        ]
+
+    def _get_coordinator(self) -> Coordinator:
+        """The coordinator of the cluster, if it is in this process.
+
+        Raises:
+            ShardRefused: it is elsewhere.
+            ShardUnavailable: this is the backup of shard 0, or it is starting.
+        """
+        if self._coordinator is None:
+            where = f"it is at {self._coordinator_address}" if self._coordinator_address else "shard 0 is"
+            raise ShardRefused(f"shard {self.node.index} is not the coordinator; {where}", "mismatch")
+        if self.node.role.state is NodeState.BACKUP:
+            raise ShardUnavailable("this is the backup of shard 0; ask the primary")
+        if not self._coordinates:
+            raise ShardUnavailable("shard 0 is starting")
+        return self._coordinator
+
+    def run(self, stopped: threading.Event) -> None:
+        """Serves until `stopped` is set.
+
+        Raises:
+            ShardError: another process of the shard has taken over from this one.
+        """
+        self.ended = stopped
+        with freeze_heap():
+            self.start()
+            stopped.wait()
+            self.stop()
+        if self._why_retired:
+            raise ShardError(f"shard {self.node.index} ends here: {self._why_retired}; started again, it is the backup")
+
+    def start(self) -> None:
+        """Restores what there is, and begins to serve. Metrics are served before, as restoring may take long."""
+        if self.node.backup:
+            self.server.start()  # first, as the other place may ask at the same time
+        try:
+            is_primary = self.node.start(is_first=self._is_first)
+        except BaseException:
+            self.stop()
+            raise
+        if not self.node.backup:
+            self.server.start()
+        if is_primary:
+            self._start_coordinator()
+        if self._lease:
+            self._lease.start()
+        logger.info("shard %d of %d serves at %s", self.node.index, self.node.shards, self.address)
+
+    def _start_coordinator(self) -> None:
+        if self._coordinator and not self._coordinates:
+            self._coordinates = True
+            self._coordinator.start()
+
+    def stop(self) -> None:
+        """Ends."""
+        if self._coordinator and self._coordinates:
+            self._coordinator.stop()  # first: a checkpoint that is being taken needs the server
+        if self._lease:
+            self._lease.stop()
+        self.server.stop()
+        self.node.stop()
+        if self._redis:
+            self._redis.close()
+        if self.metrics:
+            self.metrics.close()

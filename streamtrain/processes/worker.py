@@ -1,0 +1,285 @@
+"""The process of a worker: startup, learn, shutdown."""
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from streamtrain.cluster.blocks import BlockWriter
+from streamtrain.cluster.client import CoordinatorClient, Heartbeat, coordinator_targets
+from streamtrain.cluster.coordinator import WORKER
+from streamtrain.cluster.copies import CopyWatch
+from streamtrain.cluster.quality import QualityReporter
+from streamtrain.errors import ConfigError, OffsetGone, ShardUnavailable, SourceUnavailable
+from streamtrain.garbage import freeze_heap
+from streamtrain.incarnation import Incarnation
+from streamtrain.metrics.registry import serve
+from streamtrain.metrics.worker import WorkerMetrics
+from streamtrain.model.model import Model
+from streamtrain.model.probes import encode_probes
+from streamtrain.model.spec import Spec
+from streamtrain.periodic import retry
+from streamtrain.processes.ps import PsProcess
+from streamtrain.ps.clock import Clock
+from streamtrain.ps.node import Node
+from streamtrain.ps.replication.failover import TargetPair
+from streamtrain.ps.rpc.control import Retry, Target, patiently
+from streamtrain.ps.rpc.security import Security, metadata
+from streamtrain.ps.shards import RunTemplate, Shards
+from streamtrain.ps.topology import check_backups, connect_shards
+from streamtrain.settings.groups import Settings, StreamSettings
+from streamtrain.store.redis.blocks import BlockLog, RedisBlocks
+from streamtrain.store.redis.server import RedisServer
+from streamtrain.stream.buffer import PartitionBuffer
+from streamtrain.stream.dead_letters import DeadLetters
+from streamtrain.stream.formats.factory import Format, make_format
+from streamtrain.stream.opening import TopicWatch, open_stream, resolve_start_offsets, topic_recreated, wait_for_topic
+from streamtrain.train.blocks import BlockTracker, Slices
+from streamtrain.train.intake import StreamIntake
+from streamtrain.train.loop import Loop, LoopConfig
+from streamtrain.train.progressive import ProgressiveValidation
+from streamtrain.train.warmup import Warmup
+
+if TYPE_CHECKING:
+    from streamtrain.train.step import Step
+
+logger = logging.getLogger(__name__)
+
+EXIT_NOT_DRAINED = 3
+
+
+@contextmanager
+def _abandoning(stopped: threading.Event) -> Iterator[None]:
+    """Once stopped, an unreachable service is no error: other workers learn what is in flight."""
+    try:
+        yield
+    except (ShardUnavailable, SourceUnavailable) as exc:
+        if not stopped.is_set():
+            raise
+        logger.warning("stopping without waiting: %s", exc)
+
+
+def _make_format(model: Model, stream: StreamSettings) -> Format:
+    return make_format(
+        stream.format,
+        model,
+        registry=stream.registry,
+        registry_config=stream.registry_config,
+        schema_file=stream.schema_file,
+    )
+
+
+def warm_up(model: Model, step: "Step", settings: Settings) -> Warmup:
+    """Begins to compile the graphs of a worker; raises ConfigError as it does."""
+    stream = open_stream(settings.stream)
+    return Warmup(model, step, stream, _make_format(model, settings.stream), settings.worker.batch_size)
+
+
+class WorkerProcess:
+    """One member of the group that learns a topic.
+
+    Args:
+        model: the model to train.
+        step: its training function.
+        spec: the model's spec, for the shards.
+        addresses: addresses of all shards.
+        settings: settings of the cluster.
+        shard: index of the shard that this process also serves; None: none.
+        workers: number of workers, for the shard's `bulk`.
+        instance: name in its group, unique on this host: it takes the place of another of that name. None: it has none.
+        warmup: the compilation that a standby has begun; None: begun here.
+
+    Attributes:
+        metrics: the worker's metrics.
+        validation: progressive validation of its predictions.
+
+    Raises:
+        ConfigError: settings are wrong, or do not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        step: "Step",
+        spec: Spec,
+        addresses: Sequence[str],
+        settings: Settings,
+        *,
+        shard: int | None = None,
+        workers: int = 1,
+        instance: str | None = None,
+        warmup: Warmup | None = None,
+    ) -> None:
+        self._model, self._step, self._spec, self._settings = model, step, spec, settings
+        host = socket.gethostname()
+        self._stream = open_stream(settings.stream, instance and f"{host}/{instance}")
+        self._format = _make_format(model, settings.stream)
+        check_backups(addresses, settings.ps)
+        if shard is not None and settings.ps.backups:
+            raise ConfigError("--shard cannot be combined with ps.backups: a shard with a backup needs its own process")
+        self._addresses = addresses
+        self._security = Security.from_settings(settings.security)
+        self._ps = None if shard is None else PsProcess(shard, addresses, settings, workers)
+        self._name = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.metrics = WorkerMetrics()
+        self.validation = ProgressiveValidation(model.labels, window=settings.worker.window)
+        self._slices = Slices(model, settings.compare.slices)
+        self._reporter: QualityReporter | None = None
+        self._loop: Loop | None = None
+        self.metrics.quality(self._quality)
+        self._warmup = warmup or warm_up(model, step, settings)
+
+    def _quality(self) -> dict[str, dict[str, float | None]]:
+        """For the worker's metrics, about once a second; reported to the coordinator, too."""
+        sums = self.validation.window_sums()
+        if self._reporter:
+            self._reporter.offer(sums, self._probes())
+        return {label: of_label.metrics().as_dict() for label, of_label in sums.items()}
+
+    def _probes(self) -> bytes:
+        latest = self._loop.stats.latest if self._loop else None
+        return encode_probes(self._model.schema, *latest) if latest else b""
+
+    def run(self, stopped: threading.Event) -> None:
+        """Learns until `stopped` is set, then finishes what is in flight.
+
+        Raises:
+            ShardError: a shard refuses.
+            SourceError: the stream refuses, or has lost samples.
+            TooManyBadSamples: the stream is broken.
+        """
+        finished = threading.Event()
+        threading.Thread(target=self._enforce_drain, args=(stopped, finished), daemon=True).start()
+        with ExitStack() as stack:
+            stack.callback(finished.set)
+            stack.callback(self._warmup.close)
+            stack.enter_context(freeze_heap())
+            stack.enter_context(_abandoning(stopped))
+            if self._settings.worker.metrics:
+                stack.callback(serve(self._settings.worker.metrics, self.metrics.registry).close)
+            if self._ps:
+                self._ps.start()
+                stack.callback(self._ps.stop)
+            targets = coordinator_targets(self._settings, self._addresses)
+            coordinator = CoordinatorClient(targets, self._security)
+            stack.enter_context(Heartbeat(coordinator, WORKER, self._name, self.metrics.state, stopped.set))
+            self._reporter = QualityReporter(coordinator.report, self._name, self.metrics.report_failed)
+            settings = self._settings.stream
+            if not wait_for_topic(self._stream, settings.create, stopped):
+                return
+            start = retry(
+                lambda: resolve_start_offsets(self._stream, settings.start, settings.group), SourceUnavailable, stopped
+            )
+            self._learn(start, stopped)
+
+    def _enforce_drain(self, stopped: threading.Event, finished: threading.Event) -> None:
+        """Exits if draining takes too long. Nothing is lost: other workers learn what this one did not finish."""
+        stopped.wait()
+        if not finished.wait(self._settings.worker.drain):
+            logger.error("worker did not drain within %g s (worker.drain); exiting", self._settings.worker.drain)
+            os._exit(EXIT_NOT_DRAINED)
+
+    def _learn(self, start: Clock, stopped: threading.Event) -> None:
+        shards = self._shards(start)
+        policy = Retry(timeout=self._settings.ps.timeout)
+        run = patiently(shards.agree, policy, stopped)
+        if "start" in self._settings.stream.model_fields_set and run.start != start:
+            logger.info(
+                "stream.start = %s has no effect: it is where a new run begins, and this run resumes from the clocks "
+                "of its shards; to learn from there, begin a run with a checkpoint.url and stream.group of its own",
+                self._settings.stream.start,
+            )
+        topic = retry(self._stream.identity, SourceUnavailable, stopped)
+        if topic not in {"", run.topic}:
+            if run.topic and topic != self._settings.stream.topic_id:
+                raise topic_recreated(self._stream, run.topic, topic)
+            patiently(lambda: shards.adopt(topic), policy, stopped)
+        copies = CopyWatch(self._stream, self._settings.stream.group, shards, stopped.set)
+        patiently(lambda: retry(copies.check_now, SourceUnavailable, stopped), policy, stopped)
+        copies.check()
+        ps = self._settings.ps
+        client = shards.client(self._name, run, dtype=ps.wire_dtype, lanes=ps.lanes, retry=policy, stopped=stopped)
+        self.metrics.watch(lambda: self._stream.unreachable, lambda: client.away)
+        writer, tracker = self._open_blocks(topic)
+        self._loop = loop = Loop(
+            *(self._model, self._step, client, lambda: patiently(shards.progress, policy, stopped)),
+            intake=self._intake(run.id, copies.incarnation, stopped),
+            shards=len(self._addresses),
+            config=self._loop_config(),
+            validation=self.validation,
+            blocks=tracker,
+            metrics=self.metrics,
+            graphs=self._warmup.graphs,
+        )
+        assert self._reporter is not None
+        self._reporter.start()
+        if writer is not None:
+            writer.start()
+        try:
+            with TopicWatch(self._stream, topic, stopped.set) as watch, copies:
+                try:
+                    loop.run(stopped)
+                except OffsetGone:
+                    watch.check_now()
+                    watch.check()
+                    raise
+                watch.check()
+                copies.check()
+        finally:
+            self._reporter.close()
+            if writer is not None:
+                writer.close()
+        logger.info("learned %d samples", loop.stats.samples)
+
+    def _open_blocks(self, topic: str) -> tuple[BlockWriter | None, BlockTracker | None]:
+        """What writes blocks of predictions and what makes them; None: none are kept."""
+        publish, compare, stream = self._settings.publish, self._settings.compare, self._settings.stream
+        if publish.url is None or not compare.keep:
+            return None, None
+        blocks = RedisBlocks(RedisServer(publish.url, cluster=publish.cluster), publish.model)
+        log = BlockLog(stream.topic or "", topic, compare.block, compare.keep)
+        writer = BlockWriter(blocks, log, self._model, self._slices, self.metrics.report_failed)
+        identity = f"{publish.model} {log.topic} {log.id}"
+        return writer, BlockTracker(self._model, compare.block, self._slices, identity, writer)
+
+    def _shards(self, start: Clock) -> Shards:
+        places: list[Node | Target | TargetPair] = [
+            *connect_shards(self._addresses, self._settings.ps, self._security, lambda channel: None)
+        ]
+        if self._ps:
+            places[self._ps.node.index] = self._ps.node
+        step = self._step
+        beginning = RunTemplate(self._spec, step.initial_dense, step.initial_statistics, start)
+        return Shards(places, beginning, metadata(self._security))
+
+    def _intake(self, job: str, incarnation: Incarnation | None, stopped: threading.Event) -> StreamIntake:
+        settings = self._settings.stream
+        return StreamIntake(
+            self._stream,
+            settings.group,
+            job,
+            self._format,
+            incarnation=incarnation,
+            buffer=PartitionBuffer(settings.buffer_bytes, skip_gone=settings.gone == "skip"),
+            dead_letters=DeadLetters(self._stream, stopped) if settings.dead_letters else None,
+            policy=settings,
+            sampling=self._model.sampling,
+            metrics=self.metrics,
+            stopped=stopped,
+        )
+
+    def _loop_config(self) -> LoopConfig:
+        worker, consistency = self._settings.worker, self._settings.consistency
+        most = {"async": worker.ahead, "bounded": consistency.staleness or 0, "bulk": 0}[consistency.mode]
+        return LoopConfig(
+            batch_size=worker.batch_size,
+            batch_min=worker.batch_min,
+            batch_age=worker.batch_age,
+            ahead=min(worker.ahead, most),
+            beat_seconds=min(1.0, consistency.lease / 4),
+            commit_seconds=self._settings.stream.commit_every,
+        )

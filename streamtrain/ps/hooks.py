@@ -1,0 +1,96 @@
+"""What a node needs of checkpoints and publications, and what it answers to them."""
+
+from typing import Any, NamedTuple, Protocol
+
+from streamtrain.ps.shard import Shard
+
+
+class Snapshot(Protocol):
+    """A moment of a shard, taken without copying it, to be written while training goes on."""
+
+    def write(self, epoch: int) -> str:
+        """Writes it and describes the files, as JSON.
+
+        Raises:
+            CheckpointError: they cannot be written.
+        """
+
+    def drop(self) -> None:
+        """Lets go of a moment that will not be written."""
+
+
+class CheckpointStore(Protocol):
+    """Where checkpoints of a shard are kept.
+
+    Attributes:
+        digest: of the part that was written or restored last; "": there is none.
+    """
+
+    digest: str
+
+    def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
+        """The shard as of the newest good checkpoint, and that one's epoch; None: there is none."""
+
+    def snapshot(self, shard: Shard, full: bool) -> Snapshot:
+        """Takes a snapshot; nothing is pushed meanwhile. Not `full`: only of what changed since the one before."""
+
+
+class Publisher(Protocol):
+    """Publishes shards, for those who serve them."""
+
+    def check(self, shard: Shard, generation: int) -> None:
+        """Whether a shard's cluster may publish.
+
+        Args:
+            shard: which one.
+            generation: of the lease under which it has published; 0: none, which is not looked at.
+
+        Raises:
+            TakenOver: another cluster does.
+        """
+
+    def write(self, shard: Shard, number: int, layout: str) -> str:
+        """Writes a shard's part of a publication: what changed, or everything if there is a layout.
+
+        Returns:
+            JSON: the part, or that a full publication is needed.
+
+        Raises:
+            ShardRefused: the layout is none, or not of the shard's tables.
+            PublicationError: it cannot be written; what changed will be in the next one.
+        """
+
+    def apply(self, shard: Shard) -> None:
+        """The publication that was written is committed; raises the errors of `write`."""
+
+    def sums(self, shard: Shard, number: int, layout: str) -> Any:
+        """Checksums of a shard's published rows, `RowSums` of schemas/ps.proto; raises the errors of `write`."""
+
+
+class FreezeResult(NamedTuple):
+    """What a shard says when its pushes are held back.
+
+    Attributes:
+        clock: where it stands.
+        written: the epoch that a delta can build on; -1: none.
+        digest: of the shard's part of it: another cluster may have given its number to another one; "": the shard is of
+            a release that does not say.
+    """
+
+    clock: dict[int, int]
+    written: int
+    digest: str = ""
+
+
+class CutResult(NamedTuple):
+    """Where a shard was cut.
+
+    Attributes:
+        clock: where it stood.
+        reached: whether that is where it should have been.
+        pause_ms: milliseconds for which pushes were held back.
+    """
+
+    clock: dict[int, int]
+    reached: bool
+    pause_ms: float

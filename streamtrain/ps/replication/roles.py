@@ -1,0 +1,208 @@
+"""Roles: what the node of a shard is, empty, primary, backup or retired, and how it comes to be."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from streamtrain.errors import ShardError, ShardRefused, ShardUnavailable
+from streamtrain.model.spec import shard_slice
+from streamtrain.ps.consistency import Consistency
+from streamtrain.ps.replication.primary import Peer, Replication
+from streamtrain.ps.replication.state_transfer import Generation
+from streamtrain.ps.rpc.control import RemoteControl, is_gone
+from streamtrain.ps.shard import InitialState, Shard
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 4
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The other process of a shard with a backup.
+
+    Attributes:
+        peer: where it is.
+        patience: seconds that it may take to answer.
+        pause: seconds between two attempts to reach it while it is away.
+        promoted: called when this node has taken over from it.
+        retired: called with the reason once it has taken over from this node, whose process is to end; started again,
+            that is the backup.
+    """
+
+    peer: Peer
+    patience: float
+    pause: float = 1.0
+    promoted: Callable[[], object] = lambda: None
+    retired: Callable[[str], object] = logger.error
+
+    def is_peer_primary(self) -> bool:
+        """Whether the peer is primary; a backup in step is promoted, so that it is from now on."""
+        control, never = RemoteControl(*self.peer, self.patience), threading.Event()
+        for left in reversed(range(_TRIES)):
+            try:
+                status: Any = control.status()
+                if status.standing.in_step and not status.ready:
+                    status = control.promote()
+                return bool(status.ready)
+            except ShardUnavailable as exc:
+                trouble: ShardError = exc
+                if is_gone(exc.__cause__):
+                    break
+            if left:
+                never.wait(self.patience / _TRIES)
+        logger.info("%s is not primary: %s", self.peer.target, trouble)
+        return False
+
+
+class NodeState(Enum):
+    """State of a node.
+
+    | state | holds a shard | entered from, by |
+    |---|---|---|
+    | EMPTY | no | the beginning, without a pairing; BACKUP by `restored`, without a checkpoint |
+    | BACKUP | no: `BackupShard` has the copy | the beginning, with a pairing; EMPTY by `follow` |
+    | PRIMARY | yes | EMPTY, BACKUP by `restored`; EMPTY by `initialise`; BACKUP by `take_over` |
+    | RETIRED | no more | PRIMARY by `retire`: the other process of the shard has taken over |
+    """
+
+    EMPTY = "empty"
+    BACKUP = "backup"
+    PRIMARY = "primary"
+    RETIRED = "retired"
+
+
+class NodeRole:
+    """The state machine of a node; see NodeState. Thread-safe.
+
+    Args:
+        consistency: makes the strategy of a shard.
+        pairing: with the other process of the shard; None: it has no backup.
+        count: called with the names of events.
+
+    Attributes:
+        generation: of the shard that it holds.
+        replication: of that shard to the backup; None: there is no backup, or nothing to replicate yet.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        shards: int,
+        consistency: Callable[[Shard], Consistency],
+        pairing: Pairing | None,
+        count: Callable[[str], object],
+    ) -> None:
+        self.index, self.shards = index, shards
+        self.state = NodeState.BACKUP if pairing else NodeState.EMPTY
+        self.generation = Generation(0, 0)
+        self.replication: Replication | None = None
+        self._make_consistency, self._pairing, self._count = consistency, pairing, count
+        self._lock = threading.Lock()
+        self._held: tuple[Shard, Consistency] | None = None
+        self._why_retired = ""
+
+    @property
+    def ready(self) -> bool:
+        return self._held is not None
+
+    def held(self) -> tuple[Shard, Consistency]:
+        """The shard and its strategy.
+
+        Raises:
+            ShardUnavailable: the node is not primary.
+        """
+        if (held := self._held) is not None:
+            return held
+        if self.state is NodeState.RETIRED:
+            raise ShardUnavailable(f"shard {self.index} has moved: {self._why_retired}")
+        if self.state is NodeState.BACKUP:
+            raise ShardUnavailable(f"this is the backup of shard {self.index}")
+        raise ShardUnavailable(f"shard {self.index} is empty: it found no checkpoint and waits to be initialised")
+
+    def restored(self, shard: Shard | None) -> None:
+        """EMPTY or BACKUP to PRIMARY with a shard from a checkpoint. None, as there is no checkpoint: BACKUP to EMPTY.
+
+        Raises:
+            ShardUnavailable: there is a shard already, or the node is retired.
+        """
+        with self._lock:
+            if shard is not None:
+                self._check(NodeState.EMPTY, NodeState.BACKUP)
+                self._lead(shard, Generation(time.time_ns(), 1))
+            elif self.state is NodeState.BACKUP:
+                self.state = NodeState.EMPTY
+
+    def initialise(self, initial: InitialState) -> Shard:
+        """EMPTY to PRIMARY. A primary stays as it is, but takes over the topic of the same run; compare its `run`.
+
+        Raises:
+            ShardRefused: the slices do not have the sizes that the spec says.
+            ShardUnavailable: the node is a backup, or retired.
+        """
+        spec = initial.spec
+        for what, slice_, size in (
+            ("dense", initial.dense, spec.dense_size),
+            ("statistics", initial.statistics, spec.statistics_size),
+        ):
+            mine = shard_slice(size, self.index, self.shards)
+            if len(slice_) != (expected := mine.stop - mine.start):
+                raise ShardRefused(f"the {what} slice of shard {self.index} has {len(slice_)} floats, not {expected}")
+        with self._lock:
+            if self.state is NodeState.EMPTY:
+                self._lead(Shard(initial, self.index, self.shards), Generation(time.time_ns(), 1))
+                logger.info("shard %d of %d starts run %s", self.index, self.shards, initial.run.id)
+            shard, run = self.held()[0], initial.run
+            if shard.run.id == run.id and run.topic not in {"", shard.run.topic}:
+                shard.adopt(run.topic)
+                logger.info("shard %d of %d has the clock of topic %s", self.index, self.shards, run.topic)
+            return shard
+
+    def follow(self) -> None:
+        """EMPTY to BACKUP, with a copy that is in step; a backup stays one.
+
+        Raises:
+            ShardUnavailable: the node is primary, or retired.
+        """
+        with self._lock:
+            self._check(NodeState.EMPTY, NodeState.BACKUP)
+            self.state = NodeState.BACKUP
+
+    def take_over(self, shard: Shard, generation: Generation) -> None:
+        """BACKUP to PRIMARY with the shard that it has followed; raises ShardUnavailable in other states."""
+        with self._lock:
+            self._check(NodeState.BACKUP)
+            self._lead(shard, generation)
+        self._count("backup_took_over")
+
+    def retire(self, why: str) -> None:
+        """PRIMARY to RETIRED: nothing of its shard is told to anybody. In other states nothing happens."""
+        with self._lock:
+            held, self._held = self._held, None
+            if held is None:
+                return
+            self.state, self._why_retired = NodeState.RETIRED, why
+        held[0].retire(why)
+        if self.replication is not None:
+            self.replication.retire()
+        if self._pairing is not None:
+            self._pairing.retired(why)
+
+    def _check(self, *states: NodeState) -> None:
+        if self.state not in states:
+            self.held()
+            raise ShardUnavailable(f"shard {self.index} is primary here")
+
+    def _lead(self, shard: Shard, generation: Generation) -> None:
+        if self._pairing is not None:
+            peer, patience, pause = self._pairing.peer, self._pairing.patience, self._pairing.pause
+            self.replication = shard.replicator = Replication(
+                shard, generation, peer, patience, pause=pause, retire=self.retire, count=self._count
+            )
+            self.replication.start()
+        self.generation, self._held = generation, (shard, self._make_consistency(shard))
+        self.state = NodeState.PRIMARY

@@ -1,0 +1,149 @@
+"""The Open Inference Protocol over gRPC; what tensors mean is the same as over HTTP."""
+
+from typing import Any
+
+import numpy as np
+from google.protobuf.json_format import ParseDict
+
+import streamtrain.serve.grpc.open_inference_pb2 as pb
+from streamtrain.serve.grpc.server import Call, Method, Reply, parse_message
+from streamtrain.serve.http.openinference import (
+    Tensor,
+    check_size,
+    decode_binary,
+    describe_model,
+    describe_server,
+    to_messages,
+)
+from streamtrain.serve.http.responses import HTTPError
+from streamtrain.serve.http.served import Target
+from streamtrain.serve.http.service import Service
+from streamtrain.store.publication import Floats
+
+SERVICE = "inference.GRPCInferenceService"
+PROTOCOL = "openinference-grpc"
+
+_CONTENTS = {  # the field of a type's values
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def parse_tensors(request: Any) -> tuple[list[Tensor], dict[str, list[Any]]]:
+    """The tensors of a request, and the flat values of each by name; texts as str.
+
+    Raises:
+        HTTPError: 400, a tensor is malformed; 413, too large.
+    """
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise HTTPError(400, f"there are {len(raw)} raw_input_contents for {len(request.inputs)} inputs")
+    tensors: list[Tensor] = []
+    values: dict[str, list[Any]] = {}
+    for i, one in enumerate(request.inputs):
+        tensor = Tensor(one.name, [*one.shape], one.datatype)
+        if one.name in values:
+            raise HTTPError(400, f"input {one.name!r} appears twice")
+        values[one.name] = decode_binary(tensor, raw[i]) if raw else _contents(one)
+        check_size(tensor, len(values[one.name]))
+        tensors.append(tensor)
+    return tensors, values
+
+
+def _contents(tensor: Any) -> list[Any]:
+    field = _CONTENTS.get(tensor.datatype)
+    if field is None:
+        raise HTTPError(
+            400, f"input {tensor.name!r}: datatype {tensor.datatype!r} is not one of {', '.join(_CONTENTS)}"
+        )
+    values = [*getattr(tensor.contents, field)]
+    if tensor.datatype != "BYTES":
+        return values
+    try:
+        return [one.decode() for one in values]
+    except UnicodeDecodeError as exc:
+        raise HTTPError(400, f"input {tensor.name!r} has a value that is not UTF-8: {exc}") from exc
+
+
+class OpenInference:
+    """Its service.
+
+    Args:
+        service: predicts.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def services(self) -> dict[str, dict[str, Method]]:
+        """The methods of the service."""
+        return {
+            SERVICE: {
+                "ServerLive": Method(self._live, is_public=True),
+                "ServerReady": Method(self._ready, is_public=True),
+                "ModelReady": Method(self._model_ready),
+                "ServerMetadata": Method(self._server),
+                "ModelMetadata": Method(self._describe),
+                "ModelInfer": Method(self._infer, PROTOCOL),
+            }
+        }
+
+    async def _live(self, call: Call) -> Reply:
+        return pb.ServerLiveResponse(live=True), {}
+
+    async def _ready(self, call: Call) -> Reply:
+        return pb.ServerReadyResponse(ready=self._service.is_ready), {}
+
+    async def _model_ready(self, call: Call) -> Reply:
+        request = parse_message(pb.ModelReadyRequest, call.data)
+        try:
+            self._resolve(request.name, request.version).choose()
+        except HTTPError as exc:
+            if exc.status == 503:
+                return pb.ModelReadyResponse(ready=False), {}
+            raise
+        return pb.ModelReadyResponse(ready=True), {}
+
+    async def _server(self, call: Call) -> Reply:
+        return pb.ServerMetadataResponse(**describe_server()), {}
+
+    async def _describe(self, call: Call) -> Reply:
+        request = parse_message(pb.ModelMetadataRequest, call.data)
+        described = describe_model(self._service, request.name, request.version or None)
+        return ParseDict(described, pb.ModelMetadataResponse(), ignore_unknown_fields=True), {}
+
+    async def _infer(self, call: Call) -> Reply:
+        request = parse_message(pb.ModelInferRequest, call.data)
+        target = self._resolve(request.model_name, request.model_version)
+        labels = target.model.labels
+        wanted = [one.name for one in request.outputs] or labels
+        if unknown := {*wanted} - {*labels}:
+            raise HTTPError(400, f"unknown output {unknown.pop()!r}; the outputs are {labels}")
+        tensors, values = parse_tensors(request)
+        messages = to_messages(tensors, values, target.fields)
+        predicted, after = await self._service.predict(target, messages, call.metadata, call.began)
+        response = pb.ModelInferResponse(
+            model_name=target.model.name, model_version=after["x-model-version"], id=request.id
+        )
+        for name in wanted:
+            values_of = np.ascontiguousarray(predicted.predictions[:, labels.index(name)])
+            _add_output(response, name, values_of, is_raw=bool(request.raw_input_contents))
+        return response, after
+
+    def _resolve(self, name: str, version: str) -> Target:
+        return self._service.resolve(name, version or None)
+
+
+def _add_output(response: Any, name: str, values: Floats, *, is_raw: bool) -> None:
+    """Raw if the inputs were: a client that sends raw contents reads them, too."""
+    output = response.outputs.add(name=name, datatype="FP32", shape=[len(values), 1])
+    if is_raw:
+        response.raw_output_contents.append(values.tobytes())
+    else:
+        output.contents.fp32_contents.extend(values.tolist())

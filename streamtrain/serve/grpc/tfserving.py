@@ -1,0 +1,221 @@
+"""TensorFlow Serving's gRPC API, so that its clients work unchanged.
+
+Tensors are columns, as in the Open Inference Protocol: see `serve/http/openinference.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from google.protobuf.json_format import ParseDict
+
+import streamtrain.serve.grpc.tensorflow_serving_pb2 as pb
+from streamtrain.serve.grpc.server import Call, Method, Reply, parse_message
+from streamtrain.serve.http.inputs import InputField
+from streamtrain.serve.http.openinference import Tensor, check_size, count_values, to_messages
+from streamtrain.serve.http.responses import HTTPError
+from streamtrain.serve.http.served import Target
+from streamtrain.serve.http.service import Service
+from streamtrain.serve.http.tfserving import (
+    SIGNATURE,
+    check_signature,
+    describe_signatures,
+    describe_status,
+    outputs_of,
+    version_number,
+)
+from streamtrain.store.publication import Floats
+
+PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
+MODEL_SERVICE = "tensorflow.serving.ModelService"
+PROTOCOL = "tensorflow-grpc"
+
+_TYPES: dict[int, tuple[str, str]] = {  # NumPy's name of a type, and the field of its values
+    pb.DT_FLOAT: ("<f4", "float_val"),
+    pb.DT_DOUBLE: ("<f8", "double_val"),
+    pb.DT_INT8: ("<i1", "int_val"),
+    pb.DT_INT16: ("<i2", "int_val"),
+    pb.DT_INT32: ("<i4", "int_val"),
+    pb.DT_INT64: ("<i8", "int64_val"),
+    pb.DT_UINT8: ("<u1", "int_val"),
+    pb.DT_UINT16: ("<u2", "int_val"),
+    pb.DT_UINT32: ("<u4", "uint32_val"),
+    pb.DT_UINT64: ("<u8", "uint64_val"),
+    pb.DT_BOOL: ("?", "bool_val"),
+    pb.DT_STRING: ("", "string_val"),
+}
+_ANY = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
+
+
+def parse_tensor(name: str, proto: Any) -> tuple[Tensor, list[Any]]:
+    """A tensor, and its flat values; texts as str.
+
+    Raises:
+        HTTPError: 400, it is malformed; 413, too large.
+    """
+    tensor = Tensor(name, [dim.size for dim in proto.tensor_shape.dim], "")
+    if proto.dtype not in _TYPES:
+        names = ", ".join(pb.DataType.Name(one) for one in _TYPES)
+        raise HTTPError(400, f"input {name!r}: dtype {proto.dtype} is not one of {names}")
+    dtype, field = _TYPES[proto.dtype]
+    count = count_values(tensor)
+    if proto.tensor_content and dtype:
+        if len(proto.tensor_content) % np.dtype(dtype).itemsize:
+            raise HTTPError(400, f"input {name!r}: tensor_content is not a whole number of values")
+        values = np.frombuffer(proto.tensor_content, dtype).tolist()
+    else:
+        values = [*getattr(proto, field)]
+        if 0 < len(values) < count:
+            values += values[-1:] * (count - len(values))  # the last one stands for the rest
+    check_size(tensor, len(values))
+    return tensor, values if dtype else _texts(name, values)
+
+
+def _texts(name: str, values: list[bytes]) -> list[str]:
+    try:
+        return [one.decode() for one in values]
+    except UnicodeDecodeError as exc:
+        raise HTTPError(400, f"{name!r} has a value that is not UTF-8: {exc}") from exc
+
+
+def parse_examples(given: Any, fields: Mapping[str, InputField]) -> list[bytes]:
+    """The instances of an `Input`, each as JSON.
+
+    Raises:
+        HTTPError: 400, a feature is malformed.
+    """
+    if given.WhichOneof("kind") == "example_list_with_context":
+        listed, context = given.example_list_with_context, given.example_list_with_context.context
+    else:
+        listed, context = given.example_list, pb.Example()
+    shared = _row(context, fields)
+    return [orjson.dumps(shared | _row(one, fields)) for one in listed.examples]
+
+
+def _row(example: Any, fields: Mapping[str, InputField]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, feature in example.features.feature.items():
+        if name not in fields or (kind := feature.WhichOneof("kind")) is None:
+            continue
+        values = [*getattr(feature, kind).value]
+        if kind == "bytes_list":
+            values = _texts(name, values)
+        row[name] = values[0] if len(values) == 1 else values
+    return row
+
+
+def _tensor_of(values: Floats) -> Any:
+    """Predictions of one output as a tensor [n, 1]."""
+    proto = pb.TensorProto(dtype=pb.DT_FLOAT, float_val=values.tolist())  # many clients read float_val only
+    proto.tensor_shape.dim.add(size=len(values))
+    proto.tensor_shape.dim.add(size=1)
+    return proto
+
+
+class TensorFlowServing:
+    """Its services.
+
+    Args:
+        service: predicts.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def services(self) -> dict[str, dict[str, Method]]:
+        """The methods of each service."""
+        return {
+            PREDICTION_SERVICE: {
+                "Predict": Method(self._predict, PROTOCOL),
+                "Classify": Method(self._classify, PROTOCOL),
+                "Regress": Method(self._regress, PROTOCOL),
+                "GetModelMetadata": Method(self._metadata),
+            },
+            MODEL_SERVICE: {"GetModelStatus": Method(self._status)},
+        }
+
+    async def _predict(self, call: Call) -> Reply:
+        request = parse_message(pb.PredictRequest, call.data)
+        check_signature(request.model_spec.signature_name)
+        target = self._resolve(request.model_spec)
+        labels = target.model.labels
+        wanted = [*request.output_filter] or labels
+        if unknown := {*wanted} - {*labels}:
+            raise HTTPError(400, f"unknown output {unknown.pop()!r}; the outputs are {labels}")
+        tensors: list[Tensor] = []
+        values: dict[str, list[Any]] = {}
+        for name, proto in request.inputs.items():
+            tensor, values[name] = parse_tensor(name, proto)
+            tensors.append(tensor)
+        messages = to_messages(tensors, values, target.fields)
+        predicted, spec, after = await self._run(call, target, messages, SIGNATURE)
+        response = pb.PredictResponse(model_spec=spec)
+        for name in wanted:
+            response.outputs[name].CopyFrom(_tensor_of(predicted[:, labels.index(name)]))
+        return response, after
+
+    async def _classify(self, call: Call) -> Reply:
+        request = parse_message(pb.ClassificationRequest, call.data)
+        target, signature = self._resolve(request.model_spec), request.model_spec.signature_name
+        labels = target.model.labels
+        outputs = outputs_of(signature, labels)
+        messages = parse_examples(request.input, target.fields)
+        predicted, spec, after = await self._run(call, target, messages, signature)
+        response = pb.ClassificationResponse(model_spec=spec)
+        for row in predicted[:, outputs].tolist():
+            classes = response.result.classifications.add().classes
+            for j, score in zip(outputs, row, strict=True):
+                classes.add(label=labels[j], score=score)
+        return response, after
+
+    async def _regress(self, call: Call) -> Reply:
+        request = parse_message(pb.RegressionRequest, call.data)
+        target, signature = self._resolve(request.model_spec), request.model_spec.signature_name
+        (output,) = outputs_of(signature, target.model.labels, single=True)
+        messages = parse_examples(request.input, target.fields)
+        predicted, spec, after = await self._run(call, target, messages, signature)
+        response = pb.RegressionResponse(model_spec=spec)
+        for value in predicted[:, output].tolist():
+            response.result.regressions.add(value=value)
+        return response, after
+
+    async def _metadata(self, call: Call) -> Reply:
+        request = parse_message(pb.GetModelMetadataRequest, call.data)
+        if [*request.metadata_field] != ["signature_def"]:
+            raise HTTPError(400, f"metadata_field must be ['signature_def'], not {[*request.metadata_field]}")
+        target = self._resolve(request.model_spec)
+        response = pb.GetModelMetadataResponse(model_spec=_spec_of(target, target.choose().name))
+        signatures = ParseDict(describe_signatures(target.model.model), pb.SignatureDefMap())
+        response.metadata["signature_def"].type_url = _ANY
+        response.metadata["signature_def"].value = signatures.SerializeToString()
+        return response, {}
+
+    async def _status(self, call: Call) -> Reply:
+        spec = parse_message(pb.GetModelStatusRequest, call.data).model_spec
+        described = describe_status(self._service, spec.name, *_version_of(spec))
+        return ParseDict(described, pb.GetModelStatusResponse()), {}
+
+    def _resolve(self, spec: Any) -> Target:
+        return self._service.resolve(spec.name, *_version_of(spec))
+
+    async def _run(
+        self, call: Call, target: Target, messages: Sequence[bytes], signature: str
+    ) -> tuple[Floats, Any, Mapping[str, str]]:
+        """Predictions [n, L], the spec of the model that has made them, and metadata of the response."""
+        predicted, after = await self._service.predict(target, messages, call.metadata, call.began)
+        return predicted.predictions, _spec_of(target, after["x-model-version"], signature or SIGNATURE), after
+
+
+def _spec_of(target: Target, version: str, signature: str = "") -> Any:
+    spec = pb.ModelSpec(name=target.model.name, signature_name=signature)
+    spec.version.value = int(version_number(version))
+    return spec
+
+
+def _version_of(spec: Any) -> tuple[str | None, str | None]:
+    """The version and the label that a spec names."""
+    kind = spec.WhichOneof("version_choice")
+    if kind == "version_label":
+        return None, spec.version_label
+    return (str(spec.version.value) if kind == "version" else None), None

@@ -1,0 +1,324 @@
+"""Epochs: numbered checkpoints below a root; a delta has only what changed since the previous one."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
+from streamtrain.store.checkpoint.checkpoint import CheckpointReader
+from streamtrain.store.checkpoint.manifest import MANIFEST
+from streamtrain.store.checkpoint.parquet import RowPart, Tombstones
+from streamtrain.store.checkpoint.storage import Directory, FileFacts
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointChain:
+    """A full checkpoint and the deltas on it, in order: the complete state at the last epoch.
+
+    Args:
+        epochs: epoch numbers, the full one's first.
+        readers: a reader per epoch.
+
+    Attributes:
+        epochs: epoch numbers; the last is that of the chain.
+        about: facts of the newest.
+        shards: facts of the newest, by shard.
+    """
+
+    def __init__(self, epochs: Sequence[int], readers: Sequence[CheckpointReader]) -> None:
+        self.epochs = list(epochs)
+        self.about, self.shards = readers[-1].about, readers[-1].shards
+        self._readers = list(readers)
+
+    @property
+    def epoch(self) -> int:
+        return self.epochs[-1]
+
+    @property
+    def url(self) -> str:
+        """Location of the newest epoch, for messages."""
+        return self._readers[-1].url
+
+    @property
+    def digest(self) -> str:
+        """Digest of the newest epoch; see CheckpointReader."""
+        return self._readers[-1].digest
+
+    def part_digest(self, shard: int) -> str:
+        """Digest of a shard's part of the newest epoch."""
+        return self._readers[-1].part_digest(shard)
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether all shards of the newest epoch were written at one clock."""
+        clocks = [shard.get("clock") for shard in self.shards]
+        return bool(self.about.get("aligned")) and all(clock == clocks[0] for clock in clocks)
+
+    @property
+    def first_row_counts(self) -> dict[str, int]:
+        """Number of rows by table of the full checkpoint, without its deltas."""
+        return dict(self._readers[0].row_counts)
+
+    def verify(self, shards: Iterable[int] | None = None) -> None:
+        """Verifies size and checksum of all files, or of those of some shards.
+
+        Raises:
+            CheckpointCorrupt: a file is missing or damaged; the message names it.
+        """
+        self._verify(None if shards is None else list(shards), {})
+
+    def _verify(self, shards: list[int] | None, checked: dict[int, str | None]) -> None:
+        """Skips epochs in `checked`, and adds the others to it with their fault or None."""
+        for epoch, reader in zip(self.epochs, self._readers, strict=True):
+            if epoch not in checked:
+                try:
+                    reader.verify(shards)
+                    checked[epoch] = None
+                except CheckpointCorrupt as exc:
+                    checked[epoch] = str(exc)
+            if (fault := checked[epoch]) is not None:
+                raise CheckpointCorrupt(fault)
+
+    def changes(self, table: str, shards: Iterable[int] | None = None) -> Iterator[RowPart | Tombstones]:
+        """Written and deleted rows of a table; applied in order, they give the table.
+
+        Parts have at most 65536 rows.
+
+        Args:
+            table: its name.
+            shards: those whose rows to read; all by default.
+
+        Raises:
+            CheckpointCorrupt: a file is missing or damaged.
+        """
+        wanted = None if shards is None else list(shards)
+        for reader in self._readers:
+            for keys in reader.tombstones(table, wanted):
+                yield Tombstones(keys)
+            yield from reader.rows(table, wanted)
+
+    def copy_rows(self, table: str, shard: int, directory: Directory) -> dict[str, FileFacts]:
+        """Copies the rows of a table of a full checkpoint to another one; see CheckpointReader."""
+        (full,) = self._readers
+        return full.copy_rows(table, shard, directory)
+
+    def arrays(self, shard: int) -> dict[str, NDArray[Any]]:
+        """The newest arrays of a shard.
+
+        Raises:
+            CheckpointCorrupt: their file is missing or damaged.
+        """
+        return self._readers[-1].arrays(shard)
+
+
+_NAME = re.compile(r"epoch-(\d{9,})", re.ASCII)
+
+
+def parse_epoch(url: str | Path) -> int | None:
+    """The epoch number in the name of a directory, if it has one."""
+    match = _NAME.fullmatch(str(url).rstrip("/").rpartition("/")[2])
+    return int(match[1]) if match else None
+
+
+def open_chain(url: str | Path) -> CheckpointChain:
+    """Opens a checkpoint by its directory; a delta with its bases, which lie next to it.
+
+    Raises:
+        CheckpointError: it is not there, or it is of another format.
+        CheckpointCorrupt: a manifest is damaged, or a checkpoint is missing that it builds on.
+    """
+    reader = CheckpointReader(url)
+    if reader.base is None:
+        return CheckpointChain([0], [reader])
+    if (epoch := parse_epoch(url)) is None:
+        raise CheckpointError(f"{reader.url} is a delta and must be opened where it was written, next to its base")
+    return Epochs(str(url).rstrip("/").rpartition("/")[0] or ".").open(epoch)
+
+
+class Epochs:
+    """The checkpoints below a root, each in a directory such as epoch-000000012. Anything else there is left alone.
+
+    Args:
+        url: the root: a local path or any URL of fsspec; it need not be there yet.
+
+    Attributes:
+        damaged: what `newest_good` found damaged, newest first; each names the file.
+
+    Raises:
+        CheckpointError: fsspec does not know the protocol, or its package is not installed.
+    """
+
+    def __init__(self, url: str | Path) -> None:
+        self._given = str(url).rstrip("/")
+        self._root = Directory(url)
+        self.url = self._root.url
+        self.damaged: list[str] = []
+
+    def numbers(self) -> list[int]:
+        """The complete epochs, ascending."""
+        return [number for number in self._started() if self.directory(number).exists(MANIFEST)]
+
+    def directory(self, number: int) -> Directory:
+        return self._root / _name(number)
+
+    def place(self, number: int) -> str:
+        """The same as a URL for `open_chain`, with credentials if the root had them."""
+        return f"{self._given}/{_name(number)}"
+
+    def next(self) -> int:
+        """A number greater than that of any epoch there, complete or not."""
+        return max(self._started(), default=0) + 1
+
+    def open(self, number: int) -> CheckpointChain:
+        """An epoch with all that it builds on.
+
+        Raises:
+            CheckpointError: it is not there, or it is of another format.
+            CheckpointCorrupt: a manifest is damaged, or a checkpoint is missing that it builds on.
+        """
+        epochs, readers = [number], [CheckpointReader(self.directory(number))]
+        while (base := readers[0].base) is not None:
+            epochs.insert(0, base)
+            readers.insert(0, self._base(base, readers[0], epochs[1]))
+        return CheckpointChain(epochs, readers)
+
+    def newest_good(
+        self,
+        accept: Callable[[CheckpointChain], bool] | None = None,
+        shards: Callable[[CheckpointChain], Iterable[int]] | None = None,
+    ) -> CheckpointChain | None:
+        """The newest epoch that is intact, including all that it builds on.
+
+        Damaged ones are skipped with a warning and added to `damaged`.
+
+        Args:
+            accept: says of a chain, before its files are verified, whether it is of use; all are by default.
+            shards: says of a chain whose files to verify; all by default.
+
+        Returns:
+            The chain, verified; None if there is none.
+
+        Raises:
+            CheckpointError: a checkpoint is out of reach, or of another format.
+        """
+        self.damaged = []
+        checked: dict[int, str | None] = {}
+        found = None
+        for number in reversed(self.numbers()):
+            try:
+                chain = self.open(number)
+                if accept is None or accept(chain):
+                    chain._verify(list(shards(chain)) if shards else None, checked)
+                    found = chain
+                    break
+            except CheckpointCorrupt as exc:
+                self.damaged.append(str(exc))
+        instead = f"using epoch {found.epoch} instead" if found else "there is no older epoch"
+        for message in self.damaged:
+            logger.warning("%s; %s", message, instead)
+        return found
+
+    def retain(self, keep: int) -> list[int]:
+        """Deletes old epochs: those beyond the newest `keep`, and unfinished ones older than the newest complete one.
+
+        What a kept delta builds on is kept too. An epoch whose manifest, or that of one it builds on, is damaged or
+        missing does not count as kept, and is deleted only if it is older than those that are.
+
+        Returns:
+            The numbers of the epochs deleted.
+
+        Raises:
+            ConfigError: `keep` is less than 1.
+            CheckpointError: an epoch cannot be read or deleted.
+        """
+        if keep < 1:
+            raise ConfigError(f"keep must be at least 1, not {keep}")
+        complete = self.numbers()
+        kept: list[CheckpointChain] = []
+        for number in reversed(complete):
+            try:
+                kept.append(self.open(number))
+            except CheckpointCorrupt as exc:
+                logger.warning("%s; epoch %d does not count as kept", exc, number)
+            if len(kept) == keep:
+                break
+        if not kept:
+            return []
+        needed = {number for chain in kept for number in chain.epochs}
+        oldest = min(chain.epoch for chain in kept)
+        newest = max(complete)
+        spare = [
+            number
+            for number in self._started()
+            if number not in needed and number < (oldest if number in complete else newest)
+        ]
+        for number in spare:
+            self._delete(number)
+        return spare
+
+    def check(self) -> dict[int, str]:
+        """Faults of complete epochs, or of what they build on, by number. Reads all files.
+
+        Raises:
+            CheckpointError: a checkpoint is out of reach, or of another format.
+        """
+        checked: dict[int, str | None] = {}
+        found: dict[int, str] = {}
+        for number in self.numbers():
+            try:
+                self.open(number)._verify(None, checked)
+            except CheckpointCorrupt as exc:
+                found[number] = str(exc)
+        return found
+
+    def set_aside(self, newest: int, name: str) -> list[int]:
+        """Moves all epochs after one, complete or not, into a folder below the root, where they do not count.
+
+        Moved back, they are as they were. If it ends half way, as it may, it can be done again with the same name.
+
+        Args:
+            newest: the one that becomes the newest.
+            name: of the folder.
+
+        Returns:
+            The numbers of the epochs moved, ascending.
+
+        Raises:
+            CheckpointError: one cannot be moved.
+        """
+        later = [number for number in self._started() if number > newest]
+        for number in reversed(later):  # a delta goes before what it builds on
+            self._root.move(_name(number), self._root / name)
+        return later
+
+    def _started(self) -> list[int]:
+        """Epochs, complete or not, ascending."""
+        found = [(name, _NAME.fullmatch(name)) for name in self._root.names()]
+        return sorted(int(match[1]) for name, match in found if match and name == _name(int(match[1])))
+
+    def _base(self, number: int, on_it: CheckpointReader, its_number: int) -> CheckpointReader:
+        if number >= its_number or not self.directory(number).exists(MANIFEST):
+            raise CheckpointCorrupt(f"{on_it.url} builds on epoch {number}, which does not exist")
+        base = CheckpointReader(self.directory(number))
+        if on_it.base_digest not in (None, base.digest):
+            raise CheckpointCorrupt(f"{on_it.url} builds on epoch {number}, which was replaced by another checkpoint")
+        if len(base.shards) != len(on_it.shards):
+            raise CheckpointCorrupt(
+                f"{on_it.url} has {len(on_it.shards)} shards, but its base, epoch {number}, has {len(base.shards)}"
+            )
+        return base
+
+    def _delete(self, number: int) -> None:
+        """The manifest is deleted first, so a partly deleted checkpoint is never read."""
+        directory = self.directory(number)
+        directory.delete(MANIFEST)
+        directory.delete_all()
+
+
+def _name(number: int) -> str:
+    return f"epoch-{number:09d}"

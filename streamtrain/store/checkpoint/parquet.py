@@ -1,0 +1,198 @@
+"""Rows of a table in Parquet, for pandas, DuckDB and anything else that reads it.
+
+Columns have no nulls and lists of a fixed size, which makes the decoding of lists about as fast as it gets. LZ4 costs
+almost nothing where it does not help, which is in the floats themselves.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from streamtrain.store.checkpoint.storage import Directory, Output
+
+GROUP_ROWS = 1 << 16
+"""Rows of a row group in a file, and of a part that is read."""
+
+_PAGE_BYTES = 1 << 18  # a page is decoded within a core's cache
+_KEYS = pa.schema([pa.field("key", pa.uint64(), nullable=False)])
+
+
+class RowPart(NamedTuple):
+    """Some rows of a table, column by column.
+
+    Attributes:
+        keys: uint64 [n].
+        embeddings: float32 [n, dim].
+        state: float32 [n, state_size], the optimizer's.
+        counts: uint32 [n], occurrences learned from.
+        last_seen: uint32 [n], event time in seconds.
+    """
+
+    keys: NDArray[np.uint64]
+    embeddings: NDArray[np.float32]
+    state: NDArray[np.float32]
+    counts: NDArray[np.uint32]
+    last_seen: NDArray[np.uint32]
+
+
+class Tombstones(NamedTuple):
+    """Rows that are gone.
+
+    Attributes:
+        keys: uint64 [n].
+    """
+
+    keys: NDArray[np.uint64]
+
+
+class TablePart(NamedTuple):
+    """The rows of one shard of a table, for writing.
+
+    Attributes:
+        table: name of the table.
+        dim: width of an embedding.
+        state_size: floats of optimizer state per row.
+        rows: the rows, in parts of any size. Small ones are gathered, so their arrays must stay as they are.
+    """
+
+    table: str
+    dim: int
+    state_size: int
+    rows: Iterable[RowPart]
+
+
+def write_rows(output: Output, part: TablePart) -> int:
+    """Writes rows and returns how many they were; two row groups and a part are held in memory at most."""
+    schema = _schema(part.dim, part.state_size)
+    return _write(output, schema, (_table(output, schema, rows) for rows in part.rows))
+
+
+def write_keys(output: Output, keys: Iterable[NDArray[np.uint64]]) -> int:
+    """Writes parts of keys and returns how many there were."""
+    return _write(output, _KEYS, (pa.table([pa.array(part)], schema=_KEYS) for part in keys))
+
+
+def write_embeddings(output: Output, dim: int, parts: Iterable[tuple[NDArray[np.uint64], NDArray[np.float32]]]) -> int:
+    """Writes keys uint64 [n] with their rows float32 [n, dim] only, in parts, and returns how many they were."""
+    schema = pa.schema([_schema(dim, 0).field(name) for name in ("key", "embedding")])
+
+    def table(keys: NDArray[np.uint64], rows: NDArray[np.float32]) -> pa.Table:
+        with output.writing():
+            return pa.table([pa.array(keys), _lists(rows, schema.field("embedding").type)], schema=schema)
+
+    return _write(output, schema, (table(*part) for part in parts))
+
+
+def read_rows(directory: Directory, name: str) -> Iterator[RowPart]:
+    """Reads rows in parts of at most 65536.
+
+    Raises:
+        CheckpointCorrupt: it is no file of rows.
+    """
+    for batch in _read(directory, name, _expected):
+        n = batch.num_rows
+        yield RowPart(
+            batch.column("key").to_numpy(),
+            batch.column("embedding").flatten().to_numpy().reshape(n, -1),
+            batch.column("state").flatten().to_numpy().reshape(n, -1),
+            batch.column("count").to_numpy(),
+            batch.column("last_seen").to_numpy(),
+        )
+
+
+def read_keys(directory: Directory, name: str) -> Iterator[NDArray[np.uint64]]:
+    """Reads keys in parts of at most 65536.
+
+    Raises:
+        CheckpointCorrupt: it is no file of keys.
+    """
+    for batch in _read(directory, name, lambda _: _KEYS):
+        yield batch.column("key").to_numpy()
+
+
+def _schema(dim: int, state_size: int) -> pa.Schema:
+    element = pa.field("element", pa.float32(), nullable=False)
+    columns = {
+        "key": pa.uint64(),
+        "embedding": pa.list_(element, dim),
+        # Arrow cannot read lists of the fixed size 0 from Parquet.
+        "state": pa.list_(element, state_size or -1),
+        "count": pa.uint32(),
+        "last_seen": pa.uint32(),
+    }
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
+
+
+def _table(output: Output, schema: pa.Schema, rows: RowPart) -> pa.Table:
+    with output.writing():
+        return pa.table(
+            [
+                pa.array(rows.keys),
+                _lists(rows.embeddings, schema.field("embedding").type),
+                _lists(rows.state, schema.field("state").type),
+                pa.array(rows.counts),
+                pa.array(rows.last_seen),
+            ],
+            schema=schema,
+        )
+
+
+def _lists(values: NDArray[np.float32], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), type=kind)
+    return pa.array([[]] * len(values), kind)
+
+
+def _write(output: Output, schema: pa.Schema, parts: Iterable[pa.Table]) -> int:
+    written = 0
+    with pq.ParquetWriter(
+        output, schema, compression="lz4", use_dictionary=False, write_statistics=False, data_page_size=_PAGE_BYTES
+    ) as writer:
+        for group in _groups(parts):
+            with output.writing():
+                writer.write_table(group, GROUP_ROWS)
+            written += group.num_rows
+    return written
+
+
+def _groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Small parts together: every row group has a cost of its own."""
+    pending: list[pa.Table] = []
+    for part in parts:
+        pending.append(part)
+        if sum(one.num_rows for one in pending) >= GROUP_ROWS:
+            yield pa.concat_tables(pending)
+            pending = []
+    if pending:
+        yield pa.concat_tables(pending)
+
+
+def _read(directory: Directory, name: str, columns: Callable[[pa.Schema], pa.Schema]) -> Iterator[pa.RecordBatch]:
+    with directory.open(name) as file:
+        with directory.reading(name):
+            parquet = pq.ParquetFile(file)
+            found = parquet.schema_arrow
+            if not found.equals(columns(found)):
+                shown = ", ".join(f"{field.name}: {field.type}" for field in found)
+                raise pa.ArrowInvalid(f"unexpected columns: {shown}")
+            batches = parquet.iter_batches(GROUP_ROWS)
+        while True:
+            with directory.reading(name):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            if batch.num_rows:
+                yield batch
+
+
+def _expected(found: pa.Schema) -> pa.Schema:
+    """The columns of a table whose lists are as wide as those found."""
+
+    def width(column: str) -> int:
+        return max(getattr(found.field(column).type, "list_size", 0), 0)
+
+    return _schema(width("embedding"), width("state"))

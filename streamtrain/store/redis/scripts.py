@@ -1,0 +1,298 @@
+"""What runs in the Redis server, atomically. schemas/README.md describes the keys.
+
+Scripts go with every call (EVAL): they are short, and so survive restarts of the server. Each is given all of a model's
+keys that scripts touch, as of `script_keys`, then its own; they have the same hash tag. Time is the server's.
+"""
+
+from streamtrain.store.publication import PROD
+from streamtrain.store.redis.layout import Keys
+
+
+def script_keys(keys: Keys) -> list[str]:
+    """The first KEYS of every script."""
+    return [
+        keys.head,
+        keys.log,
+        keys.steps,
+        keys.applied,
+        keys.writers,
+        keys.numbers,
+        keys.dictionaries,
+        keys.building,
+        keys.versions,
+        keys.labels,
+        keys.holds,
+        keys.history,
+        keys.lease,
+    ]
+
+
+_NAMES = """
+local head, log, steps, applied, writers, numbers, dictionaries, building, versions, labels, holds, history, owner =
+  unpack(KEYS)
+"""
+_HELPERS = f"""{_NAMES}
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function is_whole(dictionary)
+  local layout = redis.call('HGET', dictionaries, dictionary)
+  return layout and string.sub(layout, 1, 1) ~= '-'
+end
+local function lease(dictionary, ms)
+  redis.call('ZADD', building, string.format('%.0f', now + ms), dictionary)
+end
+local function forget(dictionary)
+  if is_whole(dictionary) then
+    redis.call('HSET', dictionaries, dictionary, '-' .. redis.call('HGET', dictionaries, dictionary))
+  end
+end
+local function place_of(version)
+  local manifest = redis.call('HGET', versions, version)
+  return manifest and string.match(manifest, '^%d+')
+end
+local function metrics_of(version)
+  local manifest = redis.call('HGET', versions, version)
+  return cjson.encode(cjson.decode(string.match(manifest, '{{.*')).publication.metrics)
+end
+local function metrics_labelled(label, version)
+  if version ~= '' then return metrics_of(version) end
+  local publication = label == '{PROD}' and redis.call('HGET', head, 'publication')
+  return publication and cjson.encode(cjson.decode(publication).metrics) or '{{}}'
+end
+local function note(what, who, why, version, label, was, metrics, ...)
+  redis.call('XADD', history, 'MAXLEN', '~', 10000, '*', 'what', what, 'who', who, 'why', why, 'version', version,
+    'label', label, 'was', was, 'metrics', metrics, ...)
+end
+"""
+_READ = f"#!lua flags=no-writes\n{_NAMES}"
+_LOOK = f"#!lua flags=no-writes\n{_HELPERS}"
+_WRITE = f"#!lua\n{_HELPERS}"
+_SMALL = f"#!lua flags=allow-oom\n{_HELPERS}"  # small writes, and such that free memory, though memory is full
+
+# Answers the head, flat; nothing if there is none.
+STATE = f"""{_READ}
+return redis.call('HGETALL', head)
+"""
+
+# ARGV: id of the head, nodes of Redis that have all of it.
+VOUCH = f"""{_SMALL}
+if redis.call('HGET', head, 'id') == ARGV[1] then redis.call('HSET', head, 'nodes', ARGV[2]) end
+"""
+
+# ARGV: layout, ms of the lease. Answers the number of a new dictionary: never one that there was before, even if the
+# server has forgotten everything since.
+BEGIN = f"""{_WRITE}
+local number = string.format('%.0f', math.max(now, 1 + (redis.call('HGET', numbers, 'dictionary') or 0)))
+redis.call('HSET', numbers, 'dictionary', number)
+redis.call('HSET', dictionaries, number, ARGV[1])
+lease(number, ARGV[2])
+return number
+"""
+
+# ARGV: dictionary, ms of the lease. Answers whether the dictionary is still there.
+RENEW = f"""{_SMALL}
+if not is_whole(ARGV[1]) then return 0 end
+lease(ARGV[1], ARGV[2])
+return 1
+"""
+
+# Answers the lease, flat, and whether it is in force; nothing if nobody has ever had one.
+LEASE = f"""{_LOOK}
+local held = redis.call('HGETALL', owner)
+if #held == 0 then return held end
+held[#held + 1] = 'live'
+held[#held + 1] = now < tonumber(redis.call('HGET', owner, 'until') or 0) and '1' or '0'
+return held
+"""
+
+# ARGV: generation that the cluster has had, or "0", its run, who asks, host, ms of the lease. Answers the generation
+# that it has now; "" if another cluster has the lease.
+#
+# A generation is the server's time in ms when it began, but never less than one that there was. A cluster that has had
+# the last one goes on with it. One without any takes the lease over from another of the same run, as that is what it
+# was started for; of another run only if it has run out.
+HOLD_LEASE = f"""{_SMALL}
+local held = redis.call('HMGET', owner, 'generation', 'run', 'holder', 'until')
+local last, mine = tonumber(held[1] or 0), tonumber(ARGV[1])
+local live = now < tonumber(held[4] or 0) and held[3] ~= ARGV[3]
+if mine < last or mine == 0 then
+  if mine > 0 and held[2] == ARGV[2] then return '' end
+  if live and held[2] ~= ARGV[2] then return '' end
+  mine = math.max(now, last + 1)
+end
+local generation = string.format('%.0f', mine)
+if mine ~= last then redis.call('HSET', owner, 'since', string.format('%.0f', now)) end
+redis.call('HSET', owner, 'generation', generation, 'run', ARGV[2], 'holder', ARGV[3], 'host', ARGV[4],
+  'until', string.format('%.0f', now + ARGV[5]))
+return generation
+"""
+
+# ARGV: who has the lease and lets it go.
+END_LEASE = f"""{_SMALL}
+if redis.call('HGET', owner, 'holder') == ARGV[1] then redis.call('HSET', owner, 'until', 0) end
+"""
+
+# ARGV: shard, owner, who alone applies from now on. Answers the id up to which the shard has applied, if any.
+OWN = f"""{_SMALL}
+redis.call('HSET', writers, ARGV[1], ARGV[2])
+return redis.call('HGET', applied, ARGV[1])
+"""
+
+# ARGV: shard, owner, dictionary, id up to which the shard has applied, or "" to ask only. Answers whether it may.
+APPLIED = f"""{_SMALL}
+if redis.call('HGET', writers, ARGV[1]) ~= ARGV[2] then return 0 end
+if redis.call('HGET', head, 'dictionary') ~= ARGV[3] then return 0 end
+if ARGV[4] ~= '' then redis.call('HSET', applied, ARGV[1], ARGV[4]) end
+return 1
+"""
+
+# ARGV: number, dictionary, publication, layout, tokens, "1" if it is a full one, bytes in the log, bytes that the log
+# keeps, shards, generation of the lease, or "0", nodes of Redis. Answers what became of it, and the head's number.
+#
+# The log begins with the entry of a commit: the oldest within the limit, but never a later one than the last but one.
+COMMIT = f"""{_WRITE}
+local was = redis.call('HMGET', head, 'number', 'tokens', 'dictionary', 'id')
+local number, is_full = was[1], ARGV[6] == '1'
+local generation = redis.call('HGET', owner, 'generation')
+if ARGV[10] ~= '0' and generation and generation ~= ARGV[10] then return {{'lease', number or '0'}} end
+if number == ARGV[1] and was[2] == ARGV[5] then return {{'committed', number}} end
+local ahead = tonumber(ARGV[1]) - (number or 0)
+if number and (ahead < 1 or ahead > 1 and not is_full) then return {{'turn', number}} end
+if is_full and not is_whole(ARGV[2]) or not is_full and was[3] ~= ARGV[2] then return {{'gone', number or '0'}} end
+if not is_full then
+  local all = redis.call('HGETALL', applied)
+  for i = 1, #all, 2 do
+    if all[i + 1] ~= was[4] then return {{'behind', all[i]}} end
+  end
+end
+local id = redis.call('XADD', log, '*', 'c', ARGV[3], 'l', ARGV[4], 'a', ARGV[5], 'f', ARGV[6])
+local total = redis.call('HINCRBY', numbers, 'bytes', ARGV[7])
+redis.call('HSET', head, 'number', ARGV[1], 'id', id, 'before', was[4] or '0-0', 'dictionary', ARGV[2],
+  'publication', ARGV[3], 'layout', ARGV[4], 'tokens', ARGV[5], 'nodes', ARGV[11])
+redis.call('ZADD', steps, ARGV[1], id .. ':' .. string.format('%.0f', total))
+if is_full then
+  redis.call('DEL', applied)
+  for shard = 0, ARGV[9] - 1 do redis.call('HSET', applied, shard, id) end
+  redis.call('ZREM', building, ARGV[2])
+  if was[3] then forget(was[3]) end
+end
+local function oldest() return string.match(redis.call('ZRANGE', steps, 0, 0)[1], '(.*):(%d+)') end
+local first, before = oldest()
+while redis.call('ZCARD', steps) > 2 and (is_full or total - before > tonumber(ARGV[8])) do
+  redis.call('ZREMRANGEBYRANK', steps, 0, 0)
+  first, before = oldest()
+end
+if redis.call('ZCARD', steps) > 1 then redis.call('XTRIM', log, 'MINID', '=', first) end
+return {{'committed', ARGV[1]}}
+"""
+
+# KEYS: further weights and sums of the dictionary. ARGV: dictionary, version, manifest, who, why. Answers whether the
+# version is there now.
+ADD_VERSION = f"""{_WRITE}
+if not is_whole(ARGV[1]) or redis.call('EXISTS', KEYS[14], KEYS[15]) < 2 then return 0 end
+redis.call('HSET', versions, ARGV[2], ARGV[1] .. ' ' .. ARGV[3])
+redis.call('ZREM', building, ARGV[1])
+note('version', ARGV[4], ARGV[5], ARGV[2], '', '', metrics_of(ARGV[2]))
+return 1
+"""
+
+# KEYS: further what the label was before, "" where it was none. ARGV: label, version or "" for none, who, why, and
+# maybe what must have the label now. Answers whether there is such a version; 2: something else has the label.
+LABEL = f"""{_SMALL}
+local label, version = ARGV[1], ARGV[2]
+local was = redis.call('HGET', labels, label) or ''
+if ARGV[5] and ARGV[5] ~= was then return 2 end
+if version ~= '' and redis.call('HEXISTS', versions, version) == 0 then return 0 end
+if was ~= version then
+  redis.call('LPUSH', KEYS[14], was)
+  redis.call('LTRIM', KEYS[14], 0, 99)
+end
+if version == '' then redis.call('HDEL', labels, label) else redis.call('HSET', labels, label, version) end
+note('label', ARGV[3], ARGV[4], version, label, was, metrics_labelled(label, version))
+return 1
+"""
+
+# KEYS: further what the label was before. ARGV: label, who, why, and maybe what must have the label now. Answers the
+# version that the label is again, "" if it is none again; nothing if there was nothing before that is still there; 2 as
+# a number if something else has the label.
+ROLLBACK = f"""{_SMALL}
+local label = ARGV[1]
+local was = redis.call('HGET', labels, label) or ''
+if ARGV[4] and ARGV[4] ~= was then return 2 end
+local function is_there(version)
+  if version == '' then return redis.call('EXISTS', head) == 1 end
+  return redis.call('HEXISTS', versions, version) == 1
+end
+local version = redis.call('LPOP', KEYS[14])
+while version and (version == was or not is_there(version)) do version = redis.call('LPOP', KEYS[14]) end
+if not version then return false end
+if version == '' then redis.call('HDEL', labels, label) else redis.call('HSET', labels, label, version) end
+note('rollback', ARGV[2], ARGV[3], version, label, was, metrics_labelled(label, version))
+return version
+"""
+
+# KEYS: further the traffic. ARGV: what it must be now, as it was read, what it becomes, who, why, and both as the
+# history shows them. Answers whether it was that.
+TRAFFIC = f"""{_SMALL}
+if (redis.call('GET', KEYS[14]) or '') ~= ARGV[1] then return 0 end
+if ARGV[2] == '' then redis.call('DEL', KEYS[14]) else redis.call('SET', KEYS[14], ARGV[2]) end
+note('traffic', ARGV[3], ARGV[4], '', '', '', '{{}}', 'traffic', ARGV[6], 'traffic_was', ARGV[5])
+return 1
+"""
+
+# ARGV: who, why, a setting as it is now, and as it was.
+SETTING = f"""{_SMALL}
+note('setting', ARGV[1], ARGV[2], '', '', '', '{{}}', 'setting', ARGV[3], 'setting_was', ARGV[4])
+return 1
+"""
+
+# ARGV: version, or 0 for the head, server, ms. Answers whether there is such a version.
+HOLD = f"""{_SMALL}
+if ARGV[1] ~= '0' and redis.call('HEXISTS', versions, ARGV[1]) == 0 then return 0 end
+redis.call('ZADD', holds, string.format('%.0f', now + ARGV[3]), ARGV[1] .. ':' .. ARGV[2])
+return 1
+"""
+
+# Answers "{version}:{server}" of every hold that has not run out.
+HOLDERS = f"""{_LOOK}
+return redis.call('ZRANGE', holds, string.format('%.0f', now), '+inf', 'BYSCORE')
+"""
+
+# ARGV: version, who, why. Answers who uses it, if anybody does; then nothing has happened.
+DELETE = f"""{_SMALL}
+local version, users = ARGV[1], {{}}
+local all = redis.call('HGETALL', labels)
+for i = 1, #all, 2 do
+  if all[i + 1] == version then users[#users + 1] = 'the label ' .. all[i] end
+end
+redis.call('ZREMRANGEBYSCORE', holds, '-inf', string.format('(%.0f', now))
+for _, hold in ipairs(redis.call('ZRANGE', holds, 0, -1)) do
+  local of, server = string.match(hold, '^(%d+):(.*)$')
+  if of == version then users[#users + 1] = 'the server ' .. server end
+end
+local place = place_of(version)
+if #users > 0 or not place then return users end
+note('delete', ARGV[2], ARGV[3], version, '', '', metrics_of(version))
+redis.call('HDEL', versions, version)
+forget(place)
+return users
+"""
+
+# Answers dictionaries that nobody will use any more, each with its layout, flat.
+GARBAGE = f"""{_SMALL}
+local used = {{}}
+local current = redis.call('HGET', head, 'dictionary')
+if current then used[current] = true end
+for _, version in ipairs(redis.call('HKEYS', versions)) do used[place_of(version)] = true end
+redis.call('ZREMRANGEBYSCORE', building, '-inf', string.format('(%.0f', now))
+for _, dictionary in ipairs(redis.call('ZRANGE', building, 0, -1)) do used[dictionary] = true end
+local found = {{}}
+for _, dictionary in ipairs(redis.call('HKEYS', dictionaries)) do
+  if not used[dictionary] then
+    forget(dictionary)
+    found[#found + 1] = dictionary
+    found[#found + 1] = string.sub(redis.call('HGET', dictionaries, dictionary), 2)
+  end
+end
+return found
+"""

@@ -1,0 +1,407 @@
+"""What all clients of one Kafka share: settings, the meaning of errors, and whether it is reachable."""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceRefused, SourceUnavailable, TopicMissing
+
+# Until Kafka counts as unreachable: a connection may end at any time, and be made again.
+_SUSPECT_SECONDS = 1.0  # once an attempt to connect has failed
+_RECONNECT_SECONDS = 5.0  # if a connection has only ended: the next attempt may wait for 1.5 x reconnect.backoff.max.ms
+
+_CREDENTIALS = "check security.protocol, sasl.mechanism, sasl.username and sasl.password among the options"
+_REFUSALS = {
+    KafkaError._AUTHENTICATION: _CREDENTIALS,
+    KafkaError.SASL_AUTHENTICATION_FAILED: _CREDENTIALS,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: _CREDENTIALS,
+    KafkaError.ILLEGAL_SASL_STATE: _CREDENTIALS,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow this user to read and write the topic, or use other credentials",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "allow this user to read as the group, or use another group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "allow this user to do that, or have an administrator do it",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "its members use another assignment strategy: use another group",
+    KafkaError.INVALID_GROUP_ID: "use another name for the group",
+    KafkaError.GROUP_MAX_SIZE_REACHED: "the broker's group.max.size allows no more members",
+    KafkaError.INVALID_SESSION_TIMEOUT: "set session.timeout.ms to a value that the brokers allow",
+    KafkaError.TOPIC_EXCEPTION: "use another name for the topic",
+    KafkaError.POLICY_VIOLATION: "have an administrator create the topic",
+    KafkaError.INVALID_REPLICATION_FACTOR: "have an administrator create the topic",
+    KafkaError.UNSUPPORTED_VERSION: "brokers must run Kafka 2.4 or newer",
+    KafkaError._UNSUPPORTED_FEATURE: "brokers must run Kafka 2.4 or newer",
+}
+MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID})
+logger = logging.getLogger("streamtrain.stream.kafka.stream")
+
+
+def refusal(error: KafkaError, name: str) -> SourceRefused | None:
+    """The meaning of an error that is permanent; None of others.
+
+    Args:
+        error: error of a client.
+        name: name of the Kafka cluster, for messages.
+    """
+    if error.code() in MISSING:
+        return TopicMissing(f"{name} has no such topic: create it, or check its name ({error.str()})")
+    if "group.instance.id" in error.str():
+        return InstanceFenced(
+            f"{name} refuses: {error.str()}; another process has joined as this instance: stop one of them, or give "
+            "each its own instance; if there is no other process, restart this one"
+        )
+    way_out = _REFUSALS.get(error.code())
+    if way_out is None and (error.fatal() or error.code() == KafkaError._FATAL):
+        way_out = "restart the process"
+    return SourceRefused(f"{name} refuses: {error.str()}; {way_out}") if way_out else None
+
+
+class Availability:
+    """Whether Kafka is reachable for all of its clients. Thread-safe.
+
+    Args:
+        name: name of the Kafka cluster, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._unreachable: set[object] = set()
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether a client reaches no broker."""
+        return bool(self._unreachable)
+
+    def mark_unreachable(self, client: object, reason: str) -> None:
+        """A client reaches no broker."""
+        with self._lock:
+            if not self._unreachable:
+                logger.warning("%s is unreachable: %s", self.name, reason)
+            self._unreachable.add(client)
+
+    def mark_reachable(self, client: object) -> None:
+        """A client reaches a broker again."""
+        with self._lock:
+            if self._unreachable == {client}:
+                logger.info("%s is reachable again", self.name)
+            self._unreachable.discard(client)
+
+    def forget(self, client: object) -> None:
+        """A client is closed."""
+        with self._lock:
+            self._unreachable.discard(client)
+
+
+class ConnectionMonitor:
+    """Watches the connections of one client, as its logger and its error_cb.
+
+    Args:
+        availability: whether Kafka can be reached.
+        refused: called with permanent errors, from within the client's poll.
+
+    Attributes:
+        reason: reason for the last failed connection.
+        last_error: when the client last reached no broker, by the monotonic clock.
+    """
+
+    def __init__(self, availability: Availability, refused: Callable[[SourceRefused], None]) -> None:
+        self.reason = "no reason known"
+        self._availability = availability
+        self._refused = refused
+        self._suspect_since: float | None = None
+        self.last_error = -math.inf
+
+    def log(self, _: int, form: str, facility: str, *line: str) -> None:
+        """Logs librdkafka's own lines at debug level: what matters comes as an error as well."""
+        logger.debug(form, facility, *line)
+        if facility == "FAIL":
+            self.reason = line[-1].partition("]: ")[2]
+
+    def on_error(self, error: KafkaError) -> None:
+        """Handles an error of the client."""
+        if refused := refusal(error, self._availability.name):
+            self._refused(refused)
+        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self.last_error = time.monotonic()
+            self._suspect_since = self._suspect_since or self.last_error
+
+    def probe(self, client: Any, topic: str, seconds: float) -> float:
+        """Requests metadata if all brokers were down: the client reports that also when it reconnects at once.
+
+        Args:
+            client: the Consumer or Producer.
+            topic: topic to request.
+            seconds: maximum wait for an answer.
+
+        Returns:
+            Seconds that may have passed.
+        """
+        if self._suspect_since is None:
+            return 0.0
+        try:
+            client.list_topics(topic, timeout=seconds)
+        except KafkaException:
+            grace = _RECONNECT_SECONDS if ": Disconnected" in self.reason else _SUSPECT_SECONDS
+            if time.monotonic() - self._suspect_since > grace:
+                self._availability.mark_unreachable(self, self.reason)
+        else:
+            self._suspect_since = None
+            self._availability.mark_reachable(self)
+        return seconds
+
+    def close(self) -> None:
+        """The client is closed."""
+        self._availability.forget(self)
+
+
+Option = str | int | float | bool
+Key = TypeVar("Key")
+
+REQUEST_SECONDS = 10.0  # in which a request must be answered
+_RETRY_SECONDS = 0.1
+_CONNECT_SECONDS = 1.0
+_REUSE_SECONDS = 2.0  # in which a client that has answered before must answer again, before a new one is made
+DEFAULTS: dict[str, Option] = {"reconnect.backoff.max.ms": 2000}
+RESERVED = {
+    "bootstrap.servers": "the stream's address",
+    "metadata.broker.list": "the stream's address",
+    "client.id": "the job",
+    "group.id": "the group",
+    "group.instance.id": "each member has its own: worker --instance",
+    "group.protocol": "only classic groups show which job their members belong to",
+    "partition.assignment.strategy": "members keep their partitions in a rebalance",
+    "enable.auto.commit": "offsets are committed once they are learned",
+    "enable.auto.offset.store": "offsets are committed once they are learned",
+    "auto.offset.reset": "stream.gone decides what is skipped",
+    "enable.partition.eof": "the lag is computed from it",
+    "enable.idempotence": "messages must not be written twice",
+    "transactional.id": "the writer does not use transactions",
+    "delivery.report.only.error": "the writer needs errors only",
+    **dict.fromkeys(("error_cb", "logger", "on_commit", "on_delivery"), "it must be a function"),
+}
+SECRET = ("password", "secret", "key.pem", "oauthbearer.config", "jaas")
+
+# Errors of brokers that start, or hand partitions and groups to each other.
+_TRANSIENT = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._DESTROY_BROKER,  # of a client that reconnects
+    }
+)
+
+
+class _AdminClient(NamedTuple):
+    """An admin client with its monitor, and the permanent errors that this has seen.
+
+    Attributes:
+        admin: the client.
+        monitor: watches its connections.
+        refusals: permanent errors.
+    """
+
+    admin: AdminClient
+    monitor: ConnectionMonitor
+    refusals: list[SourceRefused]
+
+
+class KafkaService:
+    """Kafka, for all of its clients. Thread-safe.
+
+    One admin client sends all requests: every eighth new one would wait one to three seconds for its first answer.
+
+    Args:
+        servers: "host:port[,…]".
+        options: any settings of librdkafka but those that the contract decides.
+
+    Raises:
+        ConfigError: an option is unknown, or has a bad value.
+    """
+
+    def __init__(self, servers: str, options: Mapping[str, Option]) -> None:
+        self.name = f"Kafka at {servers}"
+        self._servers = servers
+        self._options = dict(options)
+        for name, why in RESERVED.items():
+            if name in options:
+                raise ConfigError(f"option {name} of {self.name} cannot be set: {why}")
+        self._availability = Availability(self.name)
+        self._lock = threading.Lock()
+        self._admin: _AdminClient | None = None
+        self.create_client(AdminClient, self.monitor(lambda _: None))  # which checks the options
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether no broker is reachable."""
+        return self._availability.is_unreachable
+
+    def monitor(self, refused: Callable[[SourceRefused], None]) -> ConnectionMonitor:
+        """The monitor of a client that is about to be created."""
+        return ConnectionMonitor(self._availability, refused)
+
+    def create_client(
+        self,
+        kind: Callable[..., Any],
+        monitor: ConnectionMonitor,
+        settings: Mapping[str, Any] = {},
+        defaults: Mapping[str, Option] = {},
+    ) -> Any:
+        """Creates a client.
+
+        Args:
+            kind: Consumer, Producer or AdminClient.
+            monitor: watches its connections.
+            settings: settings that options cannot change.
+            defaults: defaults of options.
+
+        Raises:
+            ConfigError: an option is unknown, or has a bad value.
+        """
+        options = {name: _text(value) for name, value in (DEFAULTS | dict(defaults) | self._options).items()}
+        try:
+            ours = {"bootstrap.servers": self._servers, "error_cb": monitor.on_error, **settings}
+            return kind(options | ours, logger=monitor)
+        except (KafkaException, TypeError, ValueError) as exc:
+            raise ConfigError(self._describe_config_error(exc)) from None  # the cause may show a secret
+
+    def _describe_config_error(self, exc: Exception) -> str:
+        """Names the option that librdkafka refuses: it knows some by other names, and shows values."""
+        reason = _reason(exc)
+        options = {name: _text(value) for name, value in self._options.items()}
+        culprits = [name for name in options if name in reason] or [
+            name for name, value in options.items() if self._reason_against(name, value) == reason
+        ]
+        if any(value and value in reason for name, value in options.items() if any(word in name for word in SECRET)):
+            reason = "invalid value"
+        named = f"option {culprits[0]} of {self.name}" if culprits else f"options of {self.name}"
+        return f"{named}: {reason}"
+
+    def _reason_against(self, name: str, value: str) -> str:
+        """Why librdkafka refuses one option; "" if it does not."""
+        try:
+            AdminClient({name: value}, logger=self.monitor(lambda _: None))
+        except (KafkaException, TypeError, ValueError) as exc:
+            return _reason(exc)
+        return ""
+
+    def option(self, name: str, default: Option) -> Option:
+        """An option, or a default."""
+        return self._options.get(name, default)
+
+    def refusal(self, error: KafkaError) -> SourceRefused | None:
+        """The meaning of an error that is permanent; None of others."""
+        return refusal(error, self.name)
+
+    def translate(self, error: KafkaError) -> SourceError:
+        """The meaning of an error."""
+        return self.refusal(error) or SourceUnavailable(f"request to {self.name} failed: {error.str()}")
+
+    def call(
+        self, question: Callable[[AdminClient], Mapping[Key, Future[Any]]], transient: frozenset[int] = frozenset()
+    ) -> dict[Key, Any]:
+        """Sends admin requests, and waits for all answers; a KafkaError is one, too.
+
+        Args:
+            question: sends the requests.
+            transient: codes of errors after which to retry for a while, in addition to the usual ones.
+
+        Raises:
+            SourceRefused: credentials are refused.
+            SourceUnavailable: not all requests were answered in time.
+        """
+        deadline = time.monotonic() + REQUEST_SECONDS
+        admin_client, is_new = self._connected_admin()
+        if not is_new:  # its broker may have restarted since, which it notices late
+            with contextlib.suppress(SourceUnavailable):
+                return self._call(admin_client, question, transient, min(deadline, time.monotonic() + _REUSE_SECONDS))
+            admin_client, _ = self._connected_admin()
+        return self._call(admin_client, question, transient, deadline)
+
+    def _call(
+        self,
+        admin_client: _AdminClient,
+        question: Callable[[AdminClient], Mapping[Key, Future[Any]]],
+        transient: frozenset[int],
+        deadline: float,
+    ) -> dict[Key, Any]:
+        """As `call`, by one client, which is not used again if that fails."""
+        try:
+            while True:
+                answers, missing = _answers(
+                    admin_client.admin, question(admin_client.admin), admin_client.refusals, deadline
+                )
+                if missing:
+                    raise SourceUnavailable(
+                        f"{self.name} does not answer within {REQUEST_SECONDS:g} s: {admin_client.monitor.reason}"
+                    )
+                codes = {one.code() for one in answers.values() if isinstance(one, KafkaError)}
+                if not codes & (_TRANSIENT | transient) or time.monotonic() > deadline:
+                    return answers
+                admin_client.admin.poll(_RETRY_SECONDS)
+        except BaseException:
+            with self._lock:
+                self._admin = None if self._admin is admin_client else self._admin
+            raise
+
+    def _connected_admin(self) -> tuple[_AdminClient, bool]:
+        """The admin client, which is connected if the brokers are reachable; and whether it is new."""
+        with self._lock:
+            admin_client = self._admin
+        if admin_client is not None:
+            return admin_client, False
+        refusals: list[SourceRefused] = []
+        monitor = self.monitor(refusals.append)
+        admin_client = _AdminClient(self.create_client(AdminClient, monitor), monitor, refusals)
+        # What is asked before it is connected is not sent once it is, but when librdkafka looks again, seconds later.
+        with contextlib.suppress(KafkaException):  # then the question has the same trouble, and tells it
+            admin_client.admin.list_topics(timeout=_CONNECT_SECONDS)
+        with self._lock:
+            self._admin = self._admin or admin_client
+            return self._admin, True
+
+
+def _answers(
+    admin: AdminClient, futures: Mapping[Key, Future[Any]], refusals: list[SourceRefused], deadline: float
+) -> tuple[dict[Key, Any], bool]:
+    """What is answered by then, and whether something is missing."""
+    missing = set(futures.values())
+    while missing and time.monotonic() < deadline:
+        _, missing = wait(missing, 0.05)
+        admin.poll(0)
+        for refused in refusals:
+            raise refused
+    answers = {key: _answer(future) for key, future in futures.items() if future not in missing}
+    late = any(isinstance(one, KafkaError) and one.code() == KafkaError._TIMED_OUT for one in answers.values())
+    return answers, bool(missing) or late
+
+
+def _answer(future: Future[Any]) -> Any:
+    try:
+        return future.result()
+    except KafkaException as exc:
+        return exc.args[0]
+
+
+def _text(value: Option) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _reason(exc: Exception) -> str:
+    error = exc.args[0] if isinstance(exc, KafkaException) else exc
+    return (error.str() if isinstance(error, KafkaError) else str(error)).strip()

@@ -1,0 +1,212 @@
+"""`learn` as a user runs it: any file, a curve and advice while and after it learns, and mistakes said plainly."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+import streamtrain as st
+from streamtrain.cli.learn import replay
+from streamtrain.errors import TooManyBadSamples
+from streamtrain.model.features import Feature
+from streamtrain.stream.files import SampleFile
+from tests import commands
+from tests.models import make
+
+MODEL = """
+import keras
+import streamtrain as st
+
+schema = st.Schema(label="label", time="ts", features=[st.Categorical("user", dim=4), st.Numeric("price")])
+
+def graph(inputs):
+    x = keras.layers.Concatenate()(list(inputs.values()))
+    return keras.layers.Dense(1, activation="sigmoid")(x)
+
+def broken(inputs):
+    return top(keras.layers.Concatenate()(list(inputs.values())))
+
+def top(x):
+    return keras.layers.Dens(1)(x)
+
+def loss(labels, predictions):
+    return keras.ops.squar(labels - predictions)
+
+model = st.Model(schema, graph, micro_batch_size=None)
+wrong = st.Model(schema, broken)
+lossy = st.Model(schema, graph, loss=loss)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    file = tmp_path / "m.py"
+    file.write_text(MODEL)
+    return str(file)
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"ts": i, "label": i % 7 % 2, "user": f"u{i % 7}", "price": i % 10 / 10} for i in range(count)]
+
+
+def jsonl(samples: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in samples)
+
+
+def run(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [*commands.COMMAND, *args]
+    return commands.run(command, input=stdin, capture_output=True, check=False, timeout=300)
+
+
+def written(folder: Path, kind: str) -> Path:
+    """2,000 samples in a file of a kind."""
+    table, text = pa.Table.from_pylist(rows(2000)), io.StringIO()
+    if kind == "parquet":
+        pq.write_table(table, folder / "samples.parquet")
+        return folder / "samples.parquet"
+    writer = csv.DictWriter(text, table.column_names)
+    writer.writeheader()
+    writer.writerows(rows(2000))
+    content, packing = (text.getvalue().encode(), kind) if kind.startswith("csv") else (jsonl(rows(2000)), kind)
+    if packing.endswith(".gz"):
+        content = gzip.compress(content)
+    if packing.endswith(".zst"):
+        content = pa.compress(content, "zstd", asbytes=True)
+    (folder / f"samples.{kind}").write_bytes(content)
+    return folder / f"samples.{kind}"
+
+
+def learned(file: Path) -> tuple[st.Learner, str]:
+    """What a learner makes of a file, and what is said meanwhile."""
+    features: list[Feature] = [st.Categorical("user", dim=4), st.Numeric("price")]
+    learner = st.Learner(make(features), batch_size=256)
+    samples, said = SampleFile(str(file)), io.StringIO()
+    replay(learner, samples.opened(), Console(file=said, width=200), title="samples", place=samples.place)
+    return learner, said.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.zst", "jsonl.zst", "parquet"])
+def test_every_kind_of_file_is_learned_alike(tmp_path: Path, kind: str) -> None:
+    expected, _ = learned(written(tmp_path, "jsonl.gz"))
+    assert expected.samples == 2000
+    learner, said = learned(written(tmp_path, kind))
+    assert learner.metrics() == expected.metrics()
+    assert learner.rows == {"user": 7}
+    assert "1,024 samples   auc 0." in said
+    assert said.index("1,024 samples") < said.index("2,000 samples   auc 0.")
+
+
+def test_the_first_refused_sample_of_each_kind_is_described_with_its_line(tmp_path: Path) -> None:
+    samples = rows(500)
+    samples[3]["label"], samples[8]["label"] = 5, 6
+    del samples[6]["user"]
+    file = tmp_path / "samples.jsonl"
+    file.write_bytes(b"\n\n" + jsonl(samples[:5]) + b"\n" + jsonl(samples[5:]))
+    _, said = learned(file)
+    assert "refused 2, the first in line 6: bad_label in field 'label': it is 5; loss 'binary_crossentropy'" in said
+    assert "refused 1, the first in line 10: missing_field in field 'user': the sample has" in said
+    file.write_bytes(jsonl(samples[:7]))
+    with pytest.raises(TooManyBadSamples, match="such as line 4: bad_label in field 'label': it is 5"):
+        learned(file)
+
+
+def test_it_learns_saves_and_does_not_overwrite_unasked(tmp_path: Path, model: str) -> None:
+    file, checkpoint = str(written(tmp_path, "csv")), str(tmp_path / "checkpoint")
+    given = ("learn", file, "--model", model, "--save", checkpoint)
+    done = run(*given)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["samples"], figures["advice"]) == (2000, [])
+
+    again = run(*given)
+    assert again.returncode == 2
+    assert again.stderr == (
+        f"streamtrain: --save: there is a checkpoint at {checkpoint} already; replace it with --overwrite\n".encode()
+    )
+    (tmp_path / "notes").mkdir()
+    other = run("learn", file, "--model", model, "--save", str(tmp_path / "notes"), "--overwrite")
+    assert (other.returncode, b"exists and is not a checkpoint" in other.stderr) == (2, True)
+
+    assert run(*given, "--overwrite").returncode == 0
+    assert run(*given, "--load", checkpoint).returncode == 0  # what is replaced is continued
+    st.Learner.load(checkpoint, st.load_model(model))
+
+
+def test_on_a_terminal_it_draws_the_curve_and_asks_before_it_overwrites(tmp_path: Path, model: str) -> None:
+    file, checkpoint = str(written(tmp_path, "csv")), tmp_path / "checkpoint"
+    st.Learner(st.load_model(model)).save(checkpoint)
+    before = (checkpoint / "manifest.json").read_bytes()
+
+    def typed(answer: bytes) -> tuple[int, str]:
+        ours, theirs = pty.openpty()
+        command = [*commands.COMMAND, "learn", file, "--model", model, "--save", str(checkpoint)]
+        environment = {**os.environ, "COLUMNS": "100", "LINES": "40", "TERM": "xterm-256color"}
+        with commands.start(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+            os.close(theirs)
+            os.write(ours, answer)
+            said = b""
+            while True:
+                try:
+                    said += os.read(ours, 65536)
+                except OSError:  # the other side is closed
+                    break
+            os.close(ours)
+        return process.returncode, said.decode()
+
+    code, said = typed(b"n\n")
+    assert code == 2
+    assert "already. Replace it? [y/N]" in said
+    assert (checkpoint / "manifest.json").read_bytes() == before
+    code, said = typed(b"y\n")
+    assert code == 0
+    assert "log loss of label, by samples" in said
+    assert "auc of label, by samples" in said
+    assert any(0x2800 < ord(c) < 0x2900 for c in said)
+    assert (checkpoint / "manifest.json").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "fails", "lines"),
+    [
+        ("wrong", "graph fails with AttributeError", ["broken", "return top(", "in top", "keras.layers.Dens(1)(x)"]),
+        ("lossy", "loss of 'label' fails with AttributeError", ["in loss", "keras.ops.squar(labels - predictions)"]),
+    ],
+)
+def test_a_bug_in_the_model_file_shows_its_own_lines(model: str, name: str, fails: str, lines: list[str]) -> None:
+    done = run("learn", "-", "--model", f"{model}:{name}", stdin=jsonl(rows(10)))
+    assert (done.returncode, done.stdout) == (2, b"")
+    said = done.stderr.decode()
+    assert said.startswith(f"streamtrain: {fails}")
+    assert all(line in said for line in lines)
+    assert {line.split(chr(34))[1] for line in said.splitlines() if line.startswith("  File")} == {model}
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("trian", "there is no command 'trian'; did you mean learn FILE or worker?"),
+        ("lern", "there is no command 'lern'; did you mean learn?"),
+        ("xyzzy", "there is no command 'xyzzy'; `streamtrain --help` lists all commands"),
+    ],
+)
+def test_unknown_commands(typed: str, message: str) -> None:
+    done = run(typed)
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+
+
+def test_a_stream_that_does_not_answer_names_the_setting() -> None:
+    done = run("produce", "-", "--url", "redis://127.0.0.1:1", "--topic", "clicks", stdin=b"{}")
+    assert done.returncode == 1
+    assert b"Connection refused; check stream.url (or --url), and that its server is running" in done.stderr

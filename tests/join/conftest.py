@@ -1,0 +1,5 @@
+"""Fixtures of the tests of the join."""
+
+from tests.stream.servers import kafka
+
+__all__ = ["kafka"]

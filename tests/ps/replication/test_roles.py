@@ -1,0 +1,90 @@
+"""Promise: a node is empty, a backup, primary or retired, and changes only as `NodeState` says."""
+
+import time
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from streamtrain.errors import ShardUnavailable
+from streamtrain.ps.consistency import Async
+from streamtrain.ps.replication.primary import Peer
+from streamtrain.ps.replication.roles import NodeRole, NodeState, Pairing
+from streamtrain.ps.replication.state_transfer import Generation
+from streamtrain.ps.shard import InitialState, Run
+from tests.ports import free_ports
+from tests.ps.counting import assert_exact, new_shard
+from tests.ps.paired import SECONDS, Paired, Worker, upto
+from tests.ps.raw import until
+from tests.ps.served import COUNTING
+
+INITIAL = InitialState(Run("run", {}), COUNTING.spec, COUNTING.dense, COUNTING.statistics)
+TRANSITIONS: dict[str, Callable[[NodeRole], object]] = {
+    "restored": lambda role: role.restored(new_shard(0, 1)),
+    "restored nothing": lambda role: role.restored(None),
+    "initialise": lambda role: role.initialise(INITIAL),
+    "follow": lambda role: role.follow(),
+    "take_over": lambda role: role.take_over(new_shard(0, 1), Generation(time.time_ns(), 2)),
+    "retire": lambda role: role.retire("the other process of it has taken over"),
+}
+EMPTY, BACKUP, PRIMARY, RETIRED = NodeState
+NEXT = {
+    EMPTY: {
+        "restored": PRIMARY, "restored nothing": EMPTY, "initialise": PRIMARY, "follow": BACKUP, "retire": EMPTY
+    },
+    BACKUP: {"restored": PRIMARY, "restored nothing": EMPTY, "follow": BACKUP, "take_over": PRIMARY, "retire": BACKUP},
+    PRIMARY: {"restored nothing": PRIMARY, "initialise": PRIMARY, "retire": RETIRED},
+    RETIRED: {"restored nothing": RETIRED, "retire": RETIRED},
+}  # fmt: skip
+PATHS = {EMPTY: ["restored nothing"], BACKUP: [], PRIMARY: ["restored"], RETIRED: ["restored", "retire"]}
+REFUSALS = {
+    EMPTY: "shard 0 is empty",
+    BACKUP: "this is the backup of shard 0",
+    PRIMARY: "shard 0 is primary here",
+    RETIRED: "shard 0 has moved: the other process of it has taken over",
+}
+
+
+@pytest.mark.parametrize("name", TRANSITIONS)
+@pytest.mark.parametrize("state", NodeState)
+def test_a_transition_is_made_or_refused(state: NodeState, name: str) -> None:
+    address, retired = f"127.0.0.1:{free_ports(1)[0]}", list[str]()
+    with grpc.insecure_channel(address) as channel:
+        role = NodeRole(0, 1, Async, Pairing(Peer(channel, address), 1.0, retired=retired.append), lambda _: None)
+        for step in {EMPTY: ["restored nothing"], PRIMARY: ["restored"], RETIRED: ["restored", "retire"]}.get(
+            state, []
+        ):
+            TRANSITIONS[step](role)
+        assert role.state is state
+        known = [*retired]
+        if name in NEXT[state]:
+            TRANSITIONS[name](role)
+        else:
+            with pytest.raises(ShardUnavailable, match=REFUSALS[state]):
+                TRANSITIONS[name](role)
+        assert role.state is NEXT[state].get(name, state)
+        assert role.ready is (role.state is PRIMARY)
+        assert len(retired) - len(known) == (state is PRIMARY and role.state is RETIRED)  # told once
+        if role.replication:
+            role.replication.stop()
+
+
+def test_an_empty_node_that_is_sent_a_copy_is_a_backup_and_takes_over() -> None:
+    """It started while it did not reach the primary, and found no checkpoint: it waits to be initialised."""
+    with Paired(1) as pairs:
+        worker = Worker(pairs.shards())
+        worker.learn(3)
+        first = pairs.wait()
+        second = pairs.other(first)
+        first.kill()
+        worker.learn(6)
+        node = first.start_empty()
+        assert pairs.wait() is second
+        until(lambda: node.role.state is BACKUP, SECONDS)
+        with pytest.raises(ShardUnavailable, match="this is the backup of shard 0"):
+            first.control().initialise(0, 1, INITIAL)
+        second.kill()
+        worker.learn(9)
+        assert worker.rewinds == 0
+        assert_exact([node.shard], upto(9))
+        worker.client.close()
