@@ -50,14 +50,8 @@ kafka: $(VENV)/ready servers ## one Kafka broker at localhost:9092, until Ctrl-C
 test: $(VENV)/ready servers fuzzers ## all tests, JOBS=3 files at a time (COVERAGE=1 shows what lines and branches they reach), and beside them those of the native core under sanitizers
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest sanitize
 
-# A test that fails on a busy machine is tried once more, and both are printed: what then passes is a fault of the test.
-# Those that count samples, or compute, are not: what they find happened, even if it does not happen again.
-RERUNS = --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks $(COUNTING:%=--rerun-exclude-path %)
-COUNTING = tests/chaos tests/native tests/cluster/test_backups.py \
-  $(addprefix tests/processes/test_,local.py fork.py comparison.py whole_path.py closed_loop.py)
-
 pytest: $(VENV)/ready
-	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(RERUNS) $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+	@.ci/pytest $(BIN) --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 test-fast: $(VENV)/ready ## the tests that need neither servers nor TensorFlow (two minutes)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --durations=5 $(FAST) --ignore tests/ps/test_workers.py

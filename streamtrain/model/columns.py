@@ -426,12 +426,7 @@ class ColumnReader:
         if feature.default is None:
             refused.add(missing, "missing_field", name)
         values[missing] = feature.default or 0.0
-        if feature.transform == "log1p":
-            values = np.copysign(np.log1p(np.abs(values)), values)
-        elif feature.transform == "standardize":
-            with np.errstate(over="ignore"):
-                values = (values - feature.mean) / feature.stddev
-        return _stored(values, name, refused)
+        return _stored(feature.transformed(values), name, refused)
 
     def _ids(
         self, table: pa.Table, feature: Categorical, refused: _Refused

@@ -2,7 +2,10 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError
@@ -203,6 +206,20 @@ class Numeric:
         """The key of the sample that holds the number."""
         return self.name if self.field is None else self.field
 
+    @property
+    def blank(self) -> float:
+        """What the graph sees where the number is missing; for one without a default, 0."""
+        return 0.0 if self.default is None else float(self.transformed(np.array(self.default, np.float64)))
+
+    def transformed(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the graph sees of numbers."""
+        if self.transform == "log1p":
+            return np.copysign(np.log1p(np.abs(values)), values)
+        if self.transform == "standardize":
+            with np.errstate(over="ignore"):
+                return (values - self.mean) / self.stddev
+        return values
+
 
 @dataclass(frozen=True)
 class Label:
@@ -237,6 +254,35 @@ def is_number(value: object) -> TypeGuard[int | float]:
 def is_count(value: object, most: int) -> bool:
     """Whether a value is an int, no bool, from 1 to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
+def pool_sequence(sequence: Any, mask: Any, combiner: Combiner = "mean") -> Any:
+    """Combines a padded sequence into one row per sample: zeros where a sample has no ids, as pooled features have.
+
+    It consists of Keras operations, so an exported graph needs nothing of streamtrain. `GlobalAveragePooling1D` with a
+    mask gives NaN, 0 / 0, for an empty sequence.
+
+    Args:
+        sequence: Keras tensor [batch, length, dim] of a feature with `combiner=None`, or what layers make of it.
+        mask: its mask [batch, length] (bool), the input named `name + "_mask"`.
+        combiner: "sum", "mean" or "sqrtn" (sum / √n) over the n ids of a sample.
+
+    Returns:
+        Keras tensor [batch, dim].
+
+    Raises:
+        ValueError: the combiner is none of these.
+    """
+    from keras import ops
+
+    if combiner not in ("sum", "mean", "sqrtn"):
+        raise ValueError(f'combiner must be "sum", "mean" or "sqrtn", not {combiner!r}')
+    present = ops.expand_dims(ops.cast(mask, sequence.dtype), -1)
+    total = ops.sum(sequence * present, axis=1)
+    if combiner == "sum":
+        return total
+    count = ops.maximum(ops.sum(present, axis=1), 1.0)
+    return total / (count if combiner == "mean" else ops.sqrt(count))
 
 
 def check_name(what: str, name: object) -> None:

@@ -1,10 +1,11 @@
 """Forward: how a model's Keras graph is called, in training and in serving, on the matrix of a batch.
 
 TensorFlow is imported when a Forward is created. This is the one module that uses private APIs of TensorFlow and Keras
-(`_replace`, `differs_in_training`); pyproject.toml bounds their versions for that.
+(`_replace`, `differs_in_training`, `_Trial`); pyproject.toml bounds their versions for that.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,11 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Plan
+from streamtrain.errors import ConfigError
 from streamtrain.model.batch import Batch
-from streamtrain.model.model import Model
+from streamtrain.model.features import Numeric
+from streamtrain.model.model import Model, describe_failure, loss_function
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+logger = logging.getLogger(__name__)
 
 
 def split_columns(columns: "tf.Tensor", widths: list[int]) -> list["tf.Tensor"]:
@@ -145,11 +150,15 @@ class Forward:
     Attributes:
         columns: layout of the matrix.
         own: non-trainable weights other than statistics: the states of random generators, such as those of dropout.
+
+    Raises:
+        ConfigError: see `check_blank_samples`.
     """
 
     def __init__(self, model: Model) -> None:
         import tensorflow as tf
 
+        check_blank_samples(model)
         self._tf = tf
         self._model = model
         self._sequences = [f for f, one in enumerate(model.schema.embedded) if one.combiner is None]
@@ -239,3 +248,157 @@ class Forward:
     def predictions(self, outputs: dict[str, Any]) -> "tf.Tensor":
         """The outputs as columns in the order of the labels; Keras may return them in another order."""
         return self._tf.concat([outputs[label.name] for label in self._model.labels], 1)
+
+
+_HIDING_NAN = {
+    *("ReLU", "Relu", "Relu6", "LeakyReLU", "Maximum", "Minimum", "Max", "Min", "Amax", "Amin", "Clip", "MaxPool"),
+    *("MaxPooling1D", "MaxPooling2D", "GlobalMaxPooling1D", "GlobalMaxPooling2D"),
+}
+"""Operations of Keras that may make a number of NaN, depending on the processor; and layers with an activation."""
+
+
+def check_blank_samples(model: Model) -> None:
+    """Tries the graph on a sample without ids and numbers, such as that of a new user.
+
+    The mean of an empty sequence, 0 / 0, is NaN, which spreads to the predictions: they cannot be served, and all
+    gradients of their step are dropped. If only gradients are not finite, as those of a norm at 0, it logs a warning.
+
+    Raises:
+        ConfigError: the prediction is not finite; the message names the feature and the layer.
+    """
+    full = [one.name for one in model.schema.features]
+    blank = _Trial(model, ())
+    if blank.is_finite and blank.has_finite_gradients:
+        return
+    normal = _Trial(model, full)
+    alone = {one: _Trial(model, [other for other in full if other != one]) for one in full}
+    if not blank.is_finite:
+        guilty = [one for one in full if normal.is_finite and not alone[one].is_finite]
+        raise ConfigError(
+            f"graph: {_without(model, guilty)} has a prediction that is not finite: {blank.source or 'a layer'} gives "
+            f"{blank.value}. {_remedy(model, guilty)}"
+        )
+    if normal.has_finite_gradients:
+        guilty = [one for one in full if not alone[one].has_finite_gradients]
+        logger.warning(
+            "graph: %s has gradients that are not finite, so its step will be dropped, as of a norm or a root at 0. %s",
+            *(_without(model, guilty), _remedy(model, guilty)),
+        )
+
+
+def _without(model: Model, guilty: Sequence[str]) -> str:
+    """A sample without some features, in words; without all, if there are none."""
+    numbers = {one.name for one in model.schema.numerics}
+    ids = [repr(one) for one in guilty if one not in numbers]
+    values = [f"{one!r} at its default or 0" for one in guilty if one in numbers]
+    parts = ([f"without ids of {' or '.join(ids)}"] if ids else []) + (
+        [f"with {' or '.join(values)}"] if values else []
+    )
+    return f"a sample {' or '.join(parts) or 'without ids, whose numbers are at their defaults or 0,'}"
+
+
+def _remedy(model: Model, guilty: Sequence[str]) -> str:
+    sequences = [one.name for one in model.schema.embedded if one.combiner is None]
+    for name in [one for one in sequences if one in guilty] or ([] if guilty else sequences):
+        call = f'streamtrain.pool_sequence(inputs["{name}"], inputs["{name}_mask"])'
+        return f"New users have empty lists: take their mean with {call}, which is 0 for them."
+    return "New users and items have no ids: guard the division, root or logarithm, such as with keras.ops.maximum."
+
+
+class _Trial:
+    """The graph and its gradients with its first weights, on one sample.
+
+    A processor may hide NaN: with AVX-512, oneDNN's relu(NaN) is 0. So the graph is called operation by operation, and
+    what such an operation makes of NaN is NaN here.
+
+    Args:
+        model: the model.
+        present: names of the features that the sample has; others have no ids, or are at their defaults, else 0.
+
+    Attributes:
+        is_finite: whether all predictions are.
+        has_finite_gradients: whether all gradients are that would be applied.
+        source: the first operation that makes something that is not finite out of what is; empty: there is none.
+        value: what it makes, "NaN" or "infinity".
+    """
+
+    def __init__(self, model: Model, present: Sequence[str]) -> None:
+        import tensorflow as tf
+
+        self._tf = tf
+        self.source, self.value = "", ""
+        inputs = {name: tf.constant(value) for name, value in _one_sample(model, present)}
+        watched = [inputs[name] for name in present]
+        weights = model.keras.trainable_variables
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            try:
+                outputs = self._run(model.keras, [inputs[one.name] for one in model.keras.inputs])
+            except Exception as exc:
+                raise ConfigError(describe_failure("graph", exc)) from exc
+            losses = [
+                tf.reduce_sum(loss_function(model.losses[one.name])(tf.ones([1, 1]), outputs[one.name]))
+                for one in model.labels
+            ]
+        self.is_finite = _is_finite(self._floats(outputs))
+        gradients = tape.gradient(losses, [*watched, *(one.value for one in weights)])
+        self.has_finite_gradients = _is_finite(self._floats(gradients))
+
+    def _run(self, graph: Any, inputs: list[Any]) -> Any:
+        return graph._run_through_graph(inputs, operation_fn=self._watched)
+
+    def _watched(self, operation: Any) -> Callable[..., Any]:
+        """What calls an operation, a layer, or a model within the model."""
+        import keras
+
+        graph = getattr(operation, "_functional", operation)  # that of a Sequential
+        if hasattr(graph, "_run_through_graph"):
+            return lambda inputs, **_: self._run(graph, graph._standardize_inputs(inputs))
+
+        def call(*args: Any, **options: Any) -> Any:
+            outputs = operation(*args, **options)
+            given, made = self._floats([args, options]), self._floats(outputs)
+            if _has_nan(given):
+                hides = type(operation).__name__ in _HIDING_NAN or hasattr(operation, "activation")
+                return keras.tree.map_structure(lambda one: one * np.nan, outputs) if hides else outputs
+            if (_has_nan(made) and self.value != "NaN") or not (_is_finite(made) or self.source):
+                self.source = f"{type(operation).__name__} {operation.name!r}"
+                self.value = "NaN" if _has_nan(made) else "infinity"
+            return outputs
+
+        return call
+
+    def _floats(self, nested: Any) -> list[Floats]:
+        """Values of all tensors of floats."""
+        return [
+            one.numpy()
+            for one in self._tf.nest.flatten(nested, expand_composites=True)
+            if self._tf.is_tensor(one) and one.dtype.is_floating
+        ]
+
+
+def _one_sample(model: Model, present: Sequence[str]) -> Iterator[tuple[str, Floats | NDArray[np.bool_]]]:
+    """The inputs of a graph for one sample, in which each present feature has one id, or the number 1."""
+    random = np.random.default_rng(0)
+    for one in model.schema.features:
+        has = one.name in present
+        if isinstance(one, Numeric):
+            yield one.name, np.array([[1.0 if has else one.blank]], np.float32)
+            continue
+        row = random.uniform(-0.05, 0.05, one.dim).astype(np.float32) * has
+        if one.combiner is not None:
+            yield one.name, row[None]
+            continue
+        assert one.max_length is not None
+        rows, mask = np.zeros((1, one.max_length, one.dim), np.float32), np.zeros((1, one.max_length), bool)
+        rows[0, 0], mask[0, 0] = row, has
+        yield one.name, rows
+        yield f"{one.name}_mask", mask
+
+
+def _has_nan(values: Sequence[Floats]) -> bool:
+    return any(np.isnan(one).any() for one in values)
+
+
+def _is_finite(values: Sequence[Floats]) -> bool:
+    return all(np.isfinite(one).all() for one in values)

@@ -105,7 +105,7 @@ class Predictor:
         return self.loaded.publication
 
     def warm(self) -> None:
-        """Predicts samples without ids.
+        """Predicts samples without ids, whose numbers are at their defaults or 0.
 
         Raises:
             PublicationCorrupt: the prediction is not finite.
@@ -184,13 +184,14 @@ class Predictor:
 
 
 def _blank(model: Model, samples: int) -> Batch:
-    """Samples with no ids, whose numbers are 0."""
+    """Samples with no ids, whose numbers are at their defaults or 0."""
+    numbers = [one.blank for one in model.schema.numerics]
     features = len(model.schema.embedded)
     arrays: dict[str, Any] = {
         "keys": np.empty(0, np.uint64),
         "starts": np.zeros(features + 1, np.int64),
         "offsets": np.zeros((features, samples + 1), np.int32),
-        "numeric": np.zeros((samples, len(model.schema.numerics)), np.float32),
+        "numeric": np.tile(np.array(numbers, np.float32), (samples, 1)),
         "labels": np.empty((samples, 0), np.float32),
         "weights": np.ones(samples, np.float32),
         "times": np.zeros(samples),

@@ -43,7 +43,7 @@ import keras
 import streamtrain as st
 
 def graph(inputs):
-    seen = keras.layers.GlobalAveragePooling1D()(inputs["seen"], mask=inputs["seen_mask"])
+    seen = st.pool_sequence(inputs["seen"], inputs["seen_mask"])
     x = keras.layers.Concatenate()([inputs["user"], inputs["tags"], seen, inputs["price"]])
     x = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(x))
     return {"label": keras.layers.Dense(1, activation="sigmoid")(keras.layers.Dense(4, activation="relu")(x))}
