@@ -1,6 +1,7 @@
 """One member of a group that reads a topic of Kafka."""
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ DEFAULTS: dict[str, Option] = {
 }
 _PROBE_SECONDS = 0.2
 _WATERMARK_SECONDS = 5.0
+_LEAVING_SECONDS = 10.0
 _FENCING_SECONDS = 60.0  # after the brokers were unreachable, in which a member may be fenced by its own predecessor
 # Messages without an error have all of these.
 _PARTITION = cast(Callable[[Message], int], Message.partition)
@@ -100,7 +102,7 @@ class KafkaSource:
         self._pending.clear()
         self._is_group_checked = False
         self._closed = True
-        self._consumer.close()
+        self._leave_group()
         self._monitor.close()
         self._errors.clear()  # the same one comes several times
         self._join()
@@ -321,16 +323,38 @@ class KafkaSource:
         self._errors.clear()
         # Before librdkafka leaves: that loses what is committed late, where an assignment waits to be taken over.
         self._notify(sorted(self._positions), self._listener.revoked)
-        self._consumer.close()
+        self._leave_group()
         self._monitor.close()
         self._raise_error()
+
+    def _leave_group(self) -> None:
+        """Closes the consumer, which may wait forever if its broker goes away during a rebalance."""
+        errors: list[Exception] = []
+
+        def leave(consumer: Consumer) -> None:
+            try:
+                consumer.close()
+            except Exception as exc:  # raised where it was called
+                errors.append(exc)
+
+        leaving = threading.Thread(target=leave, args=(self._consumer,), name="leave-group", daemon=True)
+        leaving.start()
+        leaving.join(_LEAVING_SECONDS)
+        if leaving.is_alive():
+            logger.warning(
+                "did not leave the group of topic %s of %s within %g s; others take its partitions once its session "
+                "has timed out",
+                *(self._topic, self._service.name, _LEAVING_SECONDS),
+            )
+        for error in errors:
+            raise error
 
     def __del__(self) -> None:
         """Leaves the group in silence: librdkafka would hang if it went with a rebalance under way."""
         if not self._closed:
             self._closed = True
             self._positions.clear()
-            self._consumer.close()
+            self._leave_group()
             self._monitor.close()
 
 

@@ -3,11 +3,12 @@
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import InstanceFenced, WriteFailed
@@ -122,6 +123,40 @@ def test_close_does_not_wait_for_a_broker_that_is_away(own_kafka: Broker, place:
     assert time.monotonic() - begin < SECONDS / 2
     own_kafka.start()
     assert stream.bounds()[0].high == 0
+
+
+class Hanging:
+    """A consumer that librdkafka does not let go."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        pass
+
+    def commit(self, **_: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        self.released.wait()
+
+
+def test_close_ends_where_librdkafka_hangs(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("streamtrain.stream.kafka.source._LEAVING_SECONDS", 0.1)
+    stream = place.make(1)
+    member = Member(stream)
+    settle(1, member)
+    source: Any = member.source
+    hanging, consumer = Hanging(), source._consumer
+    source._consumer = hanging
+    source.close()
+    (told,) = (text for _, text in lines(caplog) if text.startswith("did not leave the group"))
+    assert told.startswith(f"did not leave the group of topic {place.topic} of Kafka at {place.server}")
+    hanging.released.set()
+    source._consumer = consumer
+    consumer.close()
 
 
 def test_what_cannot_be_written_in_time_is_told(own_kafka: Broker, place: Place) -> None:
