@@ -208,8 +208,8 @@ class Numeric:
 
     @property
     def blank(self) -> float:
-        """What the graph sees where the number is missing; for one without a default, 0."""
-        return 0.0 if self.default is None else float(self.transformed(np.array(self.default, np.float64)))
+        """What the graph sees where the number is missing; 1 for one without a default, which never is."""
+        return 1.0 if self.default is None else float(self.transformed(np.array(self.default, np.float64)))
 
     def transformed(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """What the graph sees of numbers."""

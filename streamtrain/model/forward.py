@@ -258,7 +258,7 @@ _HIDING_NAN = {
 
 
 def check_blank_samples(model: Model) -> None:
-    """Tries the graph on a sample without ids and numbers, such as that of a new user.
+    """Tries the graph on a sample without ids, with numbers at their defaults, such as that of a new user.
 
     The mean of an empty sequence, 0 / 0, is NaN, which spreads to the predictions: they cannot be served, and all
     gradients of their step are dropped. If only gradients are not finite, as those of a norm at 0, it logs a warning.
@@ -290,11 +290,11 @@ def _without(model: Model, guilty: Sequence[str]) -> str:
     """A sample without some features, in words; without all, if there are none."""
     numbers = {one.name for one in model.schema.numerics}
     ids = [repr(one) for one in guilty if one not in numbers]
-    values = [f"{one!r} at its default or 0" for one in guilty if one in numbers]
+    values = [f"{one!r} at its default" for one in guilty if one in numbers]
     parts = ([f"without ids of {' or '.join(ids)}"] if ids else []) + (
         [f"with {' or '.join(values)}"] if values else []
     )
-    return f"a sample {' or '.join(parts) or 'without ids, whose numbers are at their defaults or 0,'}"
+    return f"a sample {' or '.join(parts) or 'without ids, whose numbers are at their defaults,'}"
 
 
 def _remedy(model: Model, guilty: Sequence[str]) -> str:
@@ -313,7 +313,7 @@ class _Trial:
 
     Args:
         model: the model.
-        present: names of the features that the sample has; others have no ids, or are at their defaults, else 0.
+        present: names of the features that the sample has; others have no ids, or are at their defaults.
 
     Attributes:
         is_finite: whether all predictions are.
@@ -336,13 +336,16 @@ class _Trial:
                 outputs = self._run(model.keras, [inputs[one.name] for one in model.keras.inputs])
             except Exception as exc:
                 raise ConfigError(describe_failure("graph", exc)) from exc
-            losses = [
-                tf.reduce_sum(loss_function(model.losses[one.name])(tf.ones([1, 1]), outputs[one.name]))
-                for one in model.labels
-            ]
+            losses = [self._loss(model, name, outputs[name]) for name in model.losses]
         self.is_finite = _is_finite(self._floats(outputs))
         gradients = tape.gradient(losses, [*watched, *(one.value for one in weights)])
         self.has_finite_gradients = _is_finite(self._floats(gradients))
+
+    def _loss(self, model: Model, label: str, prediction: Any) -> Any:
+        try:
+            return self._tf.reduce_sum(loss_function(model.losses[label])(self._tf.ones([1, 1]), prediction))
+        except Exception as exc:
+            raise ConfigError(describe_failure(f"loss of {label!r}", exc)) from exc
 
     def _run(self, graph: Any, inputs: list[Any]) -> Any:
         return graph._run_through_graph(inputs, operation_fn=self._watched)

@@ -105,7 +105,7 @@ class Predictor:
         return self.loaded.publication
 
     def warm(self) -> None:
-        """Predicts samples without ids, whose numbers are at their defaults or 0.
+        """Predicts samples without ids, whose numbers are at their defaults.
 
         Raises:
             PublicationCorrupt: the prediction is not finite.
@@ -184,7 +184,7 @@ class Predictor:
 
 
 def _blank(model: Model, samples: int) -> Batch:
-    """Samples with no ids, whose numbers are at their defaults or 0."""
+    """Samples with no ids, whose numbers are at their defaults."""
     numbers = [one.blank for one in model.schema.numerics]
     features = len(model.schema.embedded)
     arrays: dict[str, Any] = {

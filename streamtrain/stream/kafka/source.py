@@ -354,7 +354,7 @@ class KafkaSource:
         if not self._closed:
             self._closed = True
             self._positions.clear()
-            self._leave_group()
+            self._consumer.close()
             self._monitor.close()
 
 
