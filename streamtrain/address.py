@@ -1,5 +1,6 @@
 """Addresses, host names and ports; and URLs without their secrets."""
 
+import errno
 import ipaddress
 import random
 import re
@@ -208,6 +209,38 @@ def free_port(wanted: int | None = None) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return port
+
+
+_reserved = set[int]()
+
+
+def reserve_port(wanted: int | None = None) -> int:
+    """A free port of 127.0.0.1 that no other process gets from here while this one lives.
+
+    Between the choice of a port and its use, seconds pass in which another `up` could choose the same one. What
+    reserves it is an abstract Unix socket, which ends with the process; where there are none, nothing is reserved.
+
+    Args:
+        wanted: the port to take, if it is free.
+    """
+    while True:
+        port = free_port(wanted)
+        if port in _reserved:
+            if port == wanted:
+                return port
+            continue
+        wanted = None
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"\0streamtrain-port-{port}")
+        except OSError as exc:
+            holder.close()
+            if exc.errno == errno.EADDRINUSE:
+                continue
+            return port
+        holder.detach()  # it is open for as long as the process lives
+        _reserved.add(port)
+        return port
 
 
 def check_free(host: str, port: int, name: str) -> None:

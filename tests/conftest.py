@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 SLOW_MACHINE = [HealthCheck.too_slow]  # machines are shared: how fast examples come says nothing about the code
-settings.register_profile("default", max_examples=50, deadline=None, suppress_health_check=SLOW_MACHINE)
-settings.register_profile("ci", max_examples=200, deadline=None, suppress_health_check=SLOW_MACHINE, print_blob=True)
+settings.register_profile(
+    "default", max_examples=50, deadline=None, suppress_health_check=SLOW_MACHINE, print_blob=True
+)
 settings.register_profile("sanitize", max_examples=8, deadline=None, suppress_health_check=SLOW_MACHINE)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
-
+settings.load_profile("default")
 
 LONGEST = (
     "tests/processes/test_walkthroughs.py",

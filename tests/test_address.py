@@ -1,11 +1,15 @@
 """Addresses: what is one, what is of this machine, and that nothing else comes out than an address or a ConfigError."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamtrain.address import Address, Hosts, parse_address, redacted, secrets_of
+from streamtrain.address import Address, Hosts, parse_address, redacted, reserve_port, secrets_of
 from streamtrain.errors import ConfigError
+from tests.ports import free_ports
 
 
 @pytest.mark.parametrize(
@@ -163,3 +167,16 @@ def test_secrets_of_a_url_in_whatever_form() -> None:
     url = "s3://key:a%2Fb%3Fc@bucket/x?token=t%20oken&n=1&long"
     assert secrets_of(url) >= {"a%2Fb%3Fc", "a/b?c", "t%20oken", "t oken", "long"}
     assert secrets_of("s3://bucket/x") == secrets_of("/x") == set()
+
+
+def test_a_reserved_port_is_nobody_elses_while_its_process_lives() -> None:
+    (wanted,) = free_ports(1)
+    program = f"from streamtrain.address import reserve_port; print(reserve_port({wanted}), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert int(other.stdout.readline()) == wanted
+        assert reserve_port(wanted) != wanted
+        other.communicate(b"\n")
+    assert reserve_port(wanted) == wanted
+    assert reserve_port(wanted) == wanted, "it is this process's own"
+    assert wanted not in {reserve_port() for _ in range(20)}

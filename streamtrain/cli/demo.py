@@ -67,6 +67,7 @@ def demo(
         stopped = stop_on_signals()
         log = LogFile(is_json=is_json)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("STREAMTRAIN_")}
+        inherited["TMPDIR"] = folder.name  # TensorFlow leaves files there if its process is killed
         file = stack.enter_context(kept_secrets(settings, defaults))
         kept = [text for text in setting if text.partition("=")[0] not in defaults]
         options = ["--config", os.devnull, *(part for text in kept for part in ("--set", text))]
@@ -88,7 +89,7 @@ def demo(
 
 def _settings(folder: str, setting: list[str]) -> tuple["Settings", dict[str, str], dict[str, str]]:
     """The settings; by key, the values that --set does not give; and those among them that are local defaults."""
-    from streamtrain.address import free_port
+    from streamtrain.address import reserve_port
     from streamtrain.embedded.jars import find_jars
     from streamtrain.processes.local import fill_local_defaults
 
@@ -101,7 +102,7 @@ def _settings(folder: str, setting: list[str]) -> tuple["Settings", dict[str, st
         "publish.model": NAME,
         "stream.topic": f"{NAME}-{secrets.token_hex(4)}",
         "checkpoint.every": "10s",
-        "serve.listen": f"127.0.0.1:{free_port(8501)}",
+        "serve.listen": f"127.0.0.1:{reserve_port(8501)}",
         "serve.admin_token": secrets.token_urlsafe(12),
         "serve.processes": "2",
         "up.data": folder,

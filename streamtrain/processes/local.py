@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from streamtrain.address import check_free, free_port, parse_address
+from streamtrain.address import check_free, parse_address, reserve_port
 from streamtrain.embedded.valkey import find_binary
 from streamtrain.errors import CheckpointCorrupt, ConfigError, OriginUnavailable, SourceUnavailable, TopicMissing
 from streamtrain.model.spec import Spec
@@ -61,9 +61,9 @@ def fill_local_defaults(settings: Settings, *, kafka: bool) -> dict[str, str]:
     given: dict[str, str] = {}
     kept = _kept_servers(Path(settings.up.data))
     password = kept.password or secrets.token_urlsafe(24)
-    valkey = f"redis://:{password}@127.0.0.1:{free_port(kept.ports.get(VALKEY, 6379))}/0"
+    valkey = f"redis://:{password}@127.0.0.1:{reserve_port(kept.ports.get(VALKEY, 6379))}/0"
     if "url" not in settings.stream.model_fields_set:
-        given["stream.url"] = f"kafka://127.0.0.1:{free_port(kept.ports.get(KAFKA, 9092))}" if kafka else valkey
+        given["stream.url"] = f"kafka://127.0.0.1:{reserve_port(kept.ports.get(KAFKA, 9092))}" if kafka else valkey
         if kafka:
             own = {} if "kafka" not in settings.stream.model_fields_set else settings.stream.kafka
             given["stream.kafka"] = json.dumps((own or _KAFKA) | credentials(password))
@@ -72,9 +72,9 @@ def fill_local_defaults(settings: Settings, *, kafka: bool) -> dict[str, str]:
     if settings.publish.url is None:
         given["publish.url"] = valkey
     if not settings.ps.addresses:
-        given["ps.addresses"] = ",".join(f"127.0.0.1:{free_port()}" for _ in range(settings.up.ps))
+        given["ps.addresses"] = ",".join(f"127.0.0.1:{reserve_port()}" for _ in range(settings.up.ps))
     if settings.coordinator.address is None:
-        given["coordinator.address"] = f"127.0.0.1:{free_port()}"
+        given["coordinator.address"] = f"127.0.0.1:{reserve_port()}"
     security = settings.security
     if security.token is None and security.token_file is None and security.ca is None:
         given["security.token"] = secrets.token_urlsafe(24)
