@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 JOBS ?= 3
+LOCKED ?= yes
+UV := VIRTUAL_ENV=$(VENV) UV_HTTP_TIMEOUT=300 $(BIN)/uv pip
 FAST := tests/native tests/settings tests/ps tests/checkpoint/test_shard_map.py tests/checkpoint/test_failures.py \
 	tests/checkpoint/test_cluster_checkpoint.py tests/checkpoint/test_recovery.py tests/cluster/test_members.py \
 	tests/compose/test_monitoring.py tests/model/test_columns.py tests/model/test_schema.py tests/publish/test_gate.py \
@@ -33,12 +35,13 @@ servers:
 fuzzers:
 	@$(PYTHON) .ci/system.py fuzzers
 
-# One virtual environment with everything; made again when the dependencies or the native core change.
-$(VENV)/ready: pyproject.toml $(NATIVE) | system
+# One virtual environment with everything, in locked versions; made again when these or the native core change.
+$(VENV)/ready: pyproject.toml .ci/dev.lock .ci/wheels.lock $(NATIVE) | system
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing streamtrain with all that its developers use into $(VENV), 3 GB; the first time this takes minutes"
-	@PYTHONUNBUFFERED=1 $(BIN)/pip install --disable-pip-version-check --progress-bar off --editable '.[demo,dev]' \
-	  | stdbuf -oL grep -E '^ *(Downloading|Building|Installing|Successfully)' | cut -c -120
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(if $(LOCKED),$(UV) sync --require-hashes .ci/dev.lock,$(UV) install --upgrade --requirement pyproject.toml --extra demo --extra dev)
+	@$(UV) install --quiet --no-deps --build-constraints .ci/wheels.lock --editable .
 	@touch $@
 
 demo: $(VENV)/ready ## the whole service on a year of real flights, with live figures, until Ctrl-C
@@ -55,6 +58,9 @@ pytest: $(VENV)/ready
 
 test-fast: $(VENV)/ready ## the tests that need neither servers nor TensorFlow (two minutes)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --durations=5 $(FAST) --ignore tests/ps/test_workers.py
+
+test-newest: system servers fuzzers ## all tests with the newest versions that pyproject.toml allows, in an environment of their own; may be red
+	@$(MAKE) --no-print-directory VENV=build/newest LOCKED= test
 
 test-native: $(VENV)/ready ## the tests of the native core alone
 	$(BIN)/pytest tests/native
@@ -167,11 +173,13 @@ check-arm: $(VENV)/ready ## compile the native core for Linux on aarch64
 sbom: $(VENV)/ready ## what an installation consists of, as CycloneDX, in dist/sbom.json
 	@.ci/sbom $(BIN)
 
-lock: $(VENV)/ready ## renew requirements.lock and .ci/wheels.lock: what the image has and wheels are built with, with hashes
-	$(BIN)/uv pip compile pyproject.toml --extra demo --extra formats --universal --python-version 3.11 --upgrade \
-	  --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
-	$(BIN)/uv pip compile --group wheels --universal --python-version 3.11 --upgrade \
-	  --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet --output-file .ci/wheels.lock
+LOCK = $(BIN)/uv pip compile --universal --python-version 3.11 --upgrade --generate-hashes --no-annotate \
+	  --custom-compile-command "make lock" --quiet
+
+lock: $(VENV)/ready ## renew the locks, with hashes: requirements.lock of the image, .ci/dev.lock of make test, .ci/wheels.lock of wheels
+	$(LOCK) pyproject.toml --extra demo --extra formats --output-file requirements.lock
+	$(LOCK) pyproject.toml --extra demo --extra dev --constraint requirements.lock --output-file .ci/dev.lock
+	$(LOCK) --group wheels --output-file .ci/wheels.lock
 
 audit: $(VENV)/ready ## look for known vulnerabilities of what requirements.lock names
 	$(BIN)/pip-audit --requirement requirements.lock --require-hashes --disable-pip --strict

@@ -1,4 +1,4 @@
-"""The locks of the image and of wheels have what pyproject.toml asks for, in versions that it allows, with hashes."""
+"""The locks of the image, tests and wheels have what pyproject.toml asks for, in allowed versions, and have hashes."""
 
 import re
 import tomllib
@@ -9,12 +9,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-IMAGE, WHEELS = ROOT / "requirements.lock", ROOT / ".ci" / "wheels.lock"
+IMAGE, DEV, WHEELS = ROOT / "requirements.lock", ROOT / ".ci" / "dev.lock", ROOT / ".ci" / "wheels.lock"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-EXTRAS = ("demo", "formats")  # those of the image
+EXTRAS = {IMAGE: ("demo", "formats"), DEV: ("demo", "docs", "formats", "dev")}
 
 
-each_lock = pytest.mark.parametrize("lock", [IMAGE, WHEELS], ids=lambda lock: lock.name)
+each_lock = pytest.mark.parametrize("lock", [IMAGE, DEV, WHEELS], ids=lambda lock: lock.name)
 
 
 def locked(lock: Path) -> dict[str, list[Requirement]]:
@@ -30,14 +30,15 @@ def wanted(lock: Path) -> list[Requirement]:
     if lock == WHEELS:
         return [Requirement(text) for text in PYPROJECT["dependency-groups"]["wheels"]]
     project = PYPROJECT["project"]
-    texts = [*project["dependencies"], *(one for extra in EXTRAS for one in project["optional-dependencies"][extra])]
-    return [Requirement(text) for text in texts]
+    extras = (one for extra in EXTRAS[lock] for one in project["optional-dependencies"][extra])
+    texts = [*project["dependencies"], *extras]
+    return [one for one in map(Requirement, texts) if one.name != project["name"]]
 
 
 @each_lock
 def test_it_satisfies_what_is_asked_for(lock: Path) -> None:
     there = locked(lock)
-    assert len(there) >= (50 if lock == IMAGE else 8)
+    assert len(there) >= (8 if lock == WHEELS else 50)
     for one in wanted(lock):
         versions = [next(iter(entry.specifier)).version for entry in there[canonicalize_name(one.name)]]
         assert all(version in one.specifier for version in versions), f"{one}: {versions}; renew it: make lock"
@@ -59,4 +60,13 @@ def test_everything_is_of_one_version_and_has_hashes(lock: Path) -> None:
 def test_the_image_has_what_is_locked() -> None:
     text = (ROOT / "services" / "Dockerfile").read_text()
     assert "--require-hashes --requirement requirements.lock" in text
-    assert all(f"--extra {extra}" in (ROOT / "Makefile").read_text() for extra in EXTRAS)
+    assert all(f"--extra {extra}" in (ROOT / "Makefile").read_text() for extra in EXTRAS[IMAGE])
+
+
+def test_tests_have_the_versions_of_the_image() -> None:
+    image, tests = versions(IMAGE), versions(DEV)
+    assert not {name: of for name, of in image.items() if not tests[name] <= of}
+
+
+def versions(lock: Path) -> dict[str, set[str]]:
+    return {name: {str(one.specifier) for one in entries} for name, entries in locked(lock).items()}
