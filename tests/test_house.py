@@ -18,6 +18,7 @@ NATIVE = sorted([*PACKAGE.glob("_native/*.h"), *PACKAGE.glob("_native/*.cc")])
 COMMON = {
     "_core",
     "errors",
+    "shutdown",
     "address",
     "durations",
     "logs",

@@ -15,9 +15,10 @@ import typer
 from rich.console import Console
 
 from streamtrain.cli.options import LogFormat, Setting, parse_assignments, set_up_process_log
-from streamtrain.cli.terminal import print_json, stop_on_signals
+from streamtrain.cli.terminal import print_json
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.logs import json_line
+from streamtrain.shutdown import stop_on_signals
 
 if TYPE_CHECKING:
     from streamtrain.settings.load import Settings

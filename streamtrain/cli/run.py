@@ -25,8 +25,8 @@ from streamtrain.cli.options import (
     set_up_process_log,
     warn_without_effect,
 )
-from streamtrain.cli.terminal import stop_on_signals
 from streamtrain.errors import ConfigError
+from streamtrain.shutdown import SHUTDOWN_SECONDS, stop_on_signals
 
 _POLL_SECONDS = 0.5
 
@@ -58,7 +58,7 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
         config, setting, {"ps.addresses": addresses, "ps.listen": listen, "log.format": log_format}
     )
     set_up_process_log(settings, "ps")
-    stopped = stop_on_signals()
+    stopped = stop_on_signals(SHUTDOWN_SECONDS)
     cluster = resolve_cluster(settings, os.environ.get("TF_CONFIG"), stopped)
     if index is None:
         if cluster.task is None or cluster.task.type != "ps":
@@ -95,7 +95,7 @@ def worker(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
         config, setting, {"model": model, "ps.addresses": addresses, "stream.topic": topic, "log.format": log_format}
     )
     set_up_process_log(settings, "worker")
-    stopped = stop_on_signals()
+    stopped = stop_on_signals(settings.worker.drain + 10)
     if not standby:
         warn_without_effect(settings, "stream")
     cluster = resolve_cluster(settings, os.environ.get("TF_CONFIG"), stopped)
@@ -155,7 +155,7 @@ def coordinator(
     set_up_process_log(settings, "coordinator")
     warn_without_effect(settings, "coordinator", "gate", "publish", "checkpoint")
     cluster = Cluster.of(settings.ps.addresses, os.environ.get("TF_CONFIG"))
-    CoordinatorProcess(cluster.ps, settings).run(stop_on_signals())
+    CoordinatorProcess(cluster.ps, settings).run(stop_on_signals(SHUTDOWN_SECONDS))
 
 
 def join(
@@ -175,7 +175,7 @@ def join(
 
     settings = read_settings(config, setting, {"log.format": log_format})
     set_up_process_log(settings, "join")
-    stopped = stop_on_signals()
+    stopped = stop_on_signals(SHUTDOWN_SECONDS)
     warn_without_effect(settings, "join")
     if instance is not None:
         instance = f"{socket.gethostname()}-{instance}"

@@ -31,9 +31,9 @@ from streamtrain.cli.terminal import (
     new_table,
     print_json,
     show,
-    stop_on_signals,
 )
 from streamtrain.errors import ConfigError, ShardRefused, StreamtrainError
+from streamtrain.shutdown import stop_on_signals
 
 if TYPE_CHECKING:
     from streamtrain.cluster.client import StatusReader

@@ -1,13 +1,10 @@
-"""What commands share at the terminal: files of lines, TensorFlow's greeting, signals, tables, charts and JSON."""
+"""What commands share at the terminal: files of lines, TensorFlow's greeting, tables, charts and JSON."""
 
 import json
 import os
 import re
-import signal
-import socket
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -80,31 +77,6 @@ def _without_greeting() -> Iterator[None]:
             captured.seek(0)
             lines = captured.read().decode(errors="replace").splitlines(keepends=True)
             sys.stderr.writelines(line for line in lines if not _GREETING.search(line))
-
-
-def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set. For the main thread.
-
-    A thread sets it. A handler would run between any two instructions of the main thread, which may hold the event's
-    lock, and wait for it forever.
-    """
-    stopped, numbers = threading.Event(), (signal.SIGTERM, signal.SIGINT)
-    received, wakeup = socket.socketpair()
-    wakeup.setblocking(False)
-    for number in numbers:
-        signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
-
-    def wait() -> None:
-        with received, wakeup:
-            while not set(received.recv(1)) & set(numbers):
-                continue
-            stopped.set()
-            while received.recv(1):  # further signals change nothing
-                continue
-
-    threading.Thread(target=wait, name="signals", daemon=True).start()
-    return stopped
 
 
 def print_json(figures: dict[str, object]) -> None:

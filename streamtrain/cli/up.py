@@ -25,10 +25,11 @@ from streamtrain.cli.options import (
     set_up_process_log,
     warn_without_effect,
 )
-from streamtrain.cli.terminal import load_tensorflow, stop_on_signals
+from streamtrain.cli.terminal import load_tensorflow
 from streamtrain.errors import ConfigError
 from streamtrain.logs import json_line
 from streamtrain.settings.service_file import CHECKPOINTS
+from streamtrain.shutdown import stop_on_signals
 
 if TYPE_CHECKING:
     from streamtrain.settings.load import Settings

@@ -33,6 +33,7 @@ from streamtrain.publish.comparison import HeadComparison
 from streamtrain.publish.lease import Lease
 from streamtrain.publish.versions import VersionSchedule
 from streamtrain.settings.groups import PublishSettings, Settings
+from streamtrain.shutdown import step
 from streamtrain.store.checkpoint.epochs import Epochs
 from streamtrain.store.publication import Publication
 from streamtrain.store.redis.dictionary import RedisDictionaries
@@ -191,13 +192,22 @@ class Coordinator:
 
     def stop(self) -> None:
         """Stops, after a checkpoint and a publication under way; for a last checkpoint the shards must still answer."""
-        if self._stream_lag:
-            self._stream_lag.stop()
-        self._task.close()
-        for schedule in (self._versions, self.publications, self.checkpoints, self._history):
+        with step("the poll of shards and stream"):
+            if self._stream_lag:
+                self._stream_lag.stop()
+            self._task.close()
+        steps = (
+            ("the version under way", self._versions),
+            ("the publication under way", self.publications),
+            ("the last checkpoint", self.checkpoints),
+            ("the history of the console", self._history),
+        )
+        for name, schedule in steps:
             if schedule:
-                schedule.stop()
-        self._pool.shutdown()
+                with step(name):
+                    schedule.stop()
+        with step("calls to shards"):
+            self._pool.shutdown()
 
     def report(self, worker: str, windows: Sequence[Any], probes: bytes = b"") -> None:
         """Takes the report of a worker, see `QualityAggregator.add`."""

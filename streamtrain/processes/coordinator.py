@@ -20,6 +20,7 @@ from streamtrain.ps.rpc.control import RemoteControl
 from streamtrain.ps.rpc.security import Security, authenticate, listen, metadata
 from streamtrain.ps.topology import connect_shards
 from streamtrain.settings.groups import Settings
+from streamtrain.shutdown import step
 from streamtrain.stream.opening import open_stream
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ class CoordinatorProcess:
     def stop(self) -> None:
         """Ends; takes a last checkpoint, if shards answer."""
         self.coordinator.stop()
-        self.server.stop()
+        with step("calls in progress"):
+            self.server.stop()
         for channel in self._channels:
             channel.close()
         if self._redis:

@@ -11,6 +11,7 @@ from streamtrain.metrics.join import Delays, JoinMetrics, JoinState
 from streamtrain.metrics.registry import process_registry, serve
 from streamtrain.periodic import PeriodicTask
 from streamtrain.settings.groups import Settings
+from streamtrain.shutdown import step
 from streamtrain.store.redis.layout import Keys
 from streamtrain.store.redis.server import RedisServer
 
@@ -68,7 +69,8 @@ class JoinProcess:
         try:
             self.joiner.run(stopped)
         finally:
-            self._report.close(_REPORT_SECONDS)
+            with step("the last report"):
+                self._report.close(_REPORT_SECONDS)
             if self._redis:
                 self._redis.close()
             if self.metrics:

@@ -31,6 +31,7 @@ from streamtrain.ps.topology import check_backups, connect_shards
 from streamtrain.publish.lease import LeaseWatch
 from streamtrain.publish.shard_publisher import ShardPublisher
 from streamtrain.settings.groups import ConsistencySettings, Settings
+from streamtrain.shutdown import step
 from streamtrain.store.checkpoint.epochs import Epochs
 
 logger = logging.getLogger(__name__)
@@ -232,8 +233,10 @@ class PsProcess:
             self._coordinator.stop()  # first: a checkpoint that is being taken needs the server
         if self._lease:
             self._lease.stop()
-        self.server.stop()
-        self.node.stop()
+        with step("calls in progress"):
+            self.server.stop()
+        with step("the replication to its backup"):
+            self.node.stop()
         if self._redis:
             self._redis.close()
         if self.metrics:

@@ -14,6 +14,7 @@ from typing import IO
 
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.processes.preload import Preloader, start_preloaded
+from streamtrain.shutdown import step
 
 EXIT_CONFIG = 2
 """What a program ends with whose configuration is wrong: to start it again would not help."""
@@ -176,7 +177,8 @@ class Supervisor:
             for child in of_stage:
                 child.end()
             for child in of_stage:
-                child.join()
+                with step(child.program.name):
+                    child.join()
 
     def pid(self, name: str) -> int | None:
         """Process of a program, while it has one."""

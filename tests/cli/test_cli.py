@@ -132,7 +132,7 @@ def test_a_signal_stops_whatever_the_main_thread_holds() -> None:
     """A handler runs between any two instructions of the main thread, also while that holds the event's lock."""
     code = (
         "import os, signal\n"
-        "from streamtrain.cli.terminal import stop_on_signals\n"
+        "from streamtrain.shutdown import stop_on_signals\n"
         "stopped = stop_on_signals()\n"
         "with stopped._cond:\n"
         "    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):\n"

@@ -3,9 +3,12 @@
 import asyncio
 import signal
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -31,6 +34,7 @@ from streamtrain.serve.http.served import ServedModel
 from streamtrain.serve.http.service import Service, ServingConfig
 from streamtrain.serve.registry import Registry
 from streamtrain.serve.routing.router import TrafficControl
+from streamtrain.shutdown import SHUTDOWN_SECONDS, end_in_time
 
 DRAIN_SECONDS = 10
 
@@ -197,11 +201,18 @@ class Server(uvicorn.Server):
         self._grpc: GrpcServer | None = None
         self.grpc_port = 0
         self.failure: ConfigError | None = None
+        self._signals = SimpleQueue[int]()  # its put may be interrupted by another one
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Also stops waiting for a version to be loaded."""
+        self._signals.put(sig)
         super().handle_exit(sig, frame)
         self._service.stop()
+
+    def watch_exit(self) -> None:
+        """Ends the process `SHUTDOWN_SECONDS` after the first signal, if it has not ended by then."""
+        first = self._signals.get()
+        end_in_time(first, lambda _: time.sleep(SHUTDOWN_SECONDS), SHUTDOWN_SECONDS)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Binds HTTP, then gRPC, so that neither is reachable before something is loaded."""
@@ -235,6 +246,7 @@ def serve(app: FastAPI, address: str, sockets: Sequence[socket.socket] | None = 
         ConfigError: the address, or that of gRPC, is invalid or cannot be bound.
     """
     server = Server(configure(app, address))
+    threading.Thread(target=server.watch_exit, name="signals", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Uvicorn raises the signal again once it has restored this handler; that is no error.
         signal.signal(number, server.handle_exit)

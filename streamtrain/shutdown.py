@@ -1,0 +1,99 @@
+"""How a process ends: told by a signal, in steps that have names, within one deadline for all of them."""
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 40.0
+"""Deadline of a process that a supervisor kills after 45 s; see `processes.supervisor.Program`."""
+
+EXIT_GAVE_UP = 1
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_STANDARD_ERROR = 2
+
+_steps: list[str] = []
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Names what a process that ends is waiting for, for the lines of `end_in_time`; may be nested.
+
+    Args:
+        name: such as "the last checkpoint".
+    """
+    _steps.append(name)
+    try:
+        yield
+    finally:
+        _steps.remove(name)
+
+
+def stop_on_signals(deadline: float | None = None) -> threading.Event:
+    """An event that SIGTERM and SIGINT set. For the main thread.
+
+    A thread sets it. A handler would run between any two instructions of the main thread, which may hold the event's
+    lock, and wait for it forever.
+
+    Args:
+        deadline: see `end_in_time`.
+    """
+    stopped = threading.Event()
+    received, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+
+    def receive(timeout: float | None) -> int | None:
+        received.settimeout(timeout)
+        try:
+            while (number := received.recv(1)[0]) not in SIGNALS:
+                continue
+        except TimeoutError:
+            return None
+        return number
+
+    def wait() -> None:
+        with received, wakeup:
+            first = receive(None)
+            assert first is not None
+            stopped.set()
+            end_in_time(first, receive, deadline)
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+    return stopped
+
+
+def end_in_time(first: int, receive: Callable[[float | None], int | None], deadline: float | None) -> NoReturn:
+    """Watches, in a daemon thread, that the process ends, and says what it waits for when another signal comes.
+
+    Args:
+        first: number of the signal that told the process to end.
+        receive: waits for another one, for some seconds or, None, for ever; returns its number, or None: none came.
+        deadline: seconds after which the process ends itself with exit code 1, as if it were killed, and says what it
+            was waiting for, with the stacks of all threads, which another signal shows as well; None: it may take as
+            long as it likes.
+    """
+    end = None if deadline is None else time.monotonic() + deadline
+    while True:
+        again = receive(None if end is None else max(end - time.monotonic(), 0.001))
+        waiting_for = ", ".join(_steps) or "its threads"
+        if again is None:
+            name = signal.Signals(first).name
+            logger.error("did not end within %g s of %s: gave up waiting for %s", deadline, name, waiting_for)
+            faulthandler.dump_traceback(_STANDARD_ERROR)
+            os._exit(EXIT_GAVE_UP)
+        logger.warning("%s: still waiting for %s", signal.Signals(again).name, waiting_for)
+        if deadline is not None:
+            faulthandler.dump_traceback(_STANDARD_ERROR)
