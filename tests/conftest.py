@@ -3,15 +3,21 @@
 import importlib.util
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Before TensorFlow is imported, which reads it once. TensorFlow greets with lines about instruction sets.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Before TensorFlow is imported, which reads them once. It greets with lines about instruction sets, and what XLA has
+# compiled is shared by all processes of all tests, as each would take some seconds for the same graphs.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+_compiled = None if "TF_XLA_FLAGS" in os.environ else tempfile.mkdtemp(prefix="streamtrain-tests-")
+if _compiled is not None:
+    os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={_compiled}"
 
 SLOW_MACHINE = [HealthCheck.too_slow]  # machines are shared: how fast examples come says nothing about the code
 settings.register_profile(
@@ -97,6 +103,11 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--core")
     if path is not None:
         use_core(Path(path))
+
+
+def pytest_unconfigure() -> None:
+    if _compiled is not None:  # in the first process: those of xdist have its environment
+        shutil.rmtree(_compiled, ignore_errors=True)
 
 
 def use_core(path: Path) -> None:

@@ -39,6 +39,7 @@ PANELS = [
     for target in panel.get("targets", ())
     if panel["title"] != "Alerts"
 ]
+_COMPILED = {"TF_XLA_FLAGS": os.environ["TF_XLA_FLAGS"]}  # of tests/conftest.py
 NEVER_SEEN = dict.fromkeys(FLIGHT, "never seen")
 
 
@@ -60,7 +61,7 @@ class Containers:
 
     def _environment(self, program: Program) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {"PATH": path, "HOME": str(self._folder), "TF_CPP_MIN_LOG_LEVEL": "2"} | program.environment
+        return {"PATH": path, "HOME": str(self._folder), "TF_CPP_MIN_LOG_LEVEL": "3", **_COMPILED} | program.environment
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"

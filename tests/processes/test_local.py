@@ -64,7 +64,7 @@ HOME = tempfile.TemporaryDirectory()
 
 def environment() -> dict[str, str]:
     """Kafka's jars are looked for at home, so there are none: the stream is the embedded Redis stream."""
-    return os.environ | {"HOME": HOME.name, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return os.environ | {"HOME": HOME.name, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 def command(folder: Path, *options: str, settings: tuple[str, ...] = ()) -> list[str]:
