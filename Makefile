@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
+unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would compile all that they import
 JOBS ?= 3
 LOCKED ?= yes
 UV := VIRTUAL_ENV=$(VENV) UV_HTTP_TIMEOUT=300 $(BIN)/uv pip
