@@ -11,9 +11,9 @@ import pytest
 
 from streamtrain.embedded.valkey import Valkey
 from tests import commands
+from tests.patience import PATIENCE
 from tests.ports import free_ports
 
-LONG = 300
 FIGURES = {"samples", "samples_per_s", "auc", "freshness_ms_p99", "version"}
 DEMO = [*commands.COMMAND, "demo", "--rate", "500"]
 
@@ -31,7 +31,7 @@ def test_ends_by_itself_with_its_figures(tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=LONG,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -59,10 +59,10 @@ def test_on_a_stream_that_is_given_what_it_prints_works_until_ctrl_c(tmp_path: P
             try:
                 assert demo.stderr is not None
                 curl = next(line for line in demo.stderr if line.startswith("curl "))
-                said = commands.run(["bash", "-c", curl], capture_output=True, text=True, timeout=LONG, check=True)
+                said = commands.run(["bash", "-c", curl], capture_output=True, text=True, timeout=PATIENCE, check=True)
                 assert 0 < json.loads(said.stdout)["predictions"][0][0] < 1
                 demo.send_signal(signal.SIGINT)
-                figures, _ = demo.communicate(timeout=LONG)
+                figures, _ = demo.communicate(timeout=PATIENCE)
             finally:
                 demo.kill()
     assert demo.returncode == 0
@@ -85,7 +85,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], message:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=LONG,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 2, done.stderr

@@ -23,8 +23,8 @@ from streamtrain.errors import ShardBroken
 from streamtrain.interrupts import defer_signals
 from streamtrain.ps.shard import Shard
 from tests.models import make
+from tests.patience import PATIENCE
 
-SECONDS = 120.0
 IDS = 50
 INTERRUPTS = 60
 DROPPED_SECONDS = 30.0  # after which an interrupt has come to nothing: a batch takes milliseconds
@@ -127,10 +127,10 @@ def test_every_batch_counts_as_a_whole_or_not_at_all(shards: int, micro: int | N
     child.start()
     theirs.close()
     try:
-        assert mine.poll(5 * SECONDS), "it does not come to an end"
+        assert mine.poll(5 * PATIENCE), "it does not come to an end"
         wrong, counted = mine.recv()
     finally:
-        child.join(SECONDS)
+        child.join(PATIENCE)
         child.kill()
     assert wrong == []
     assert counted > 2

@@ -8,8 +8,8 @@ import pytest
 
 from streamtrain.errors import OriginUnavailable, ShardUnavailable, SourceUnavailable
 from streamtrain.periodic import Backoff, FailureLog, PeriodicTask, retry
+from tests.patience import PATIENCE
 
-SECONDS = 60.0
 AWAY = OriginUnavailable("away")
 
 
@@ -32,7 +32,7 @@ class Outcomes:
 
     def wait(self, calls: int) -> None:
         with self.called:
-            assert self.called.wait_for(lambda: self.calls >= calls, SECONDS)
+            assert self.called.wait_for(lambda: self.calls >= calls, PATIENCE)
 
 
 def test_it_runs_every_so_often_or_as_its_function_says() -> None:
@@ -139,7 +139,7 @@ def test_its_function_may_end_it() -> None:
 
     task = PeriodicTask("test", run, 0.0, delay=0.01)
     task.start()
-    assert ended.wait(SECONDS)
+    assert ended.wait(PATIENCE)
     task.close()
 
 

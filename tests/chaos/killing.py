@@ -40,8 +40,8 @@ from streamtrain.stream.opening import open_stream
 from streamtrain.stream.source import Stream
 from tests.chaos.letters import wrong_letters
 from tests.cluster.counted import beginning, differences, is_bad, messages_of, stepping
+from tests.patience import until
 from tests.ports import free_ports
-from tests.ps.raw import until
 
 PARTITIONS = 4
 TOPIC = "counted"

@@ -9,7 +9,7 @@ import grpc
 
 from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl
-from tests.ps.raw import until
+from tests.patience import until
 from tests.ps.served import served
 
 SLOW = 1.5  # seconds before a connection is answered

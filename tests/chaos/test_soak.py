@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.figures import Figures, figure_of, slope
 from tests.chaos.plot import draw
 from tests.chaos.soak import about
-from tests.ps.raw import until
+from tests.patience import until
 
 
 def test_memory_that_grows_shows() -> None:

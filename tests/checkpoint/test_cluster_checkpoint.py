@@ -28,11 +28,9 @@ from tests.checkpoint.saved import (
     until,
     with_table,
 )
+from tests.patience import PATIENCE
 from tests.ps.counting import Log, assert_exact, key, plan_of, pushes
 from tests.ps.served import COUNTING, Served, served
-
-LONG = 120.0  # seconds that nothing takes, unless it hangs
-
 
 # --- while training goes on ---
 
@@ -50,7 +48,7 @@ def learning(learn: Callable[[int], Learn]) -> Iterator[None]:
         try:
             push = learn(partition)
             push(partition, 0, 1)
-            begun.wait(LONG)
+            begun.wait(PATIENCE)
             at = 1
             while not stopped.is_set():
                 end = at + int(rng.integers(1, 40))
@@ -63,7 +61,7 @@ def learning(learn: Callable[[int], Learn]) -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
-        begun.wait(LONG)
+        begun.wait(PATIENCE)
         yield
     finally:
         stopped.set()
@@ -79,7 +77,7 @@ def take_some(checkpointer: Checkpointer, shards: Callable[[], list[Shard]]) -> 
         taken = checkpointer.take(full=number == 5)
         assert (taken.epoch, taken.kind, taken.aligned) == (number, "full" if number in (1, 5) else "delta", True)
         assert 0 < taken.pause_ms < taken.seconds * 1000
-        deadline = time.monotonic() + LONG
+        deadline = time.monotonic() + PATIENCE
         while any(shard.samples < n + 30 for shard, n in zip(shards(), before, strict=True)):
             assert time.monotonic() < deadline
 
@@ -206,14 +204,14 @@ class Frozen:
         def freeze() -> Any:
             answer = control.freeze()
             self._frozen.release()
-            self.go_on.wait(LONG)
+            self.go_on.wait(PATIENCE)
             return answer
 
         return around(control, freeze=freeze)  # type: ignore[no-any-return]
 
     def wait(self, shards: int) -> None:
         for _ in range(shards):
-            assert self._frozen.acquire(timeout=LONG)
+            assert self._frozen.acquire(timeout=PATIENCE)
 
 
 def test_push_on_its_way_is_let_through(place: str) -> None:
@@ -230,11 +228,11 @@ def test_push_on_its_way_is_let_through(place: str) -> None:
     other = aside(lambda: cluster.learn(log, (1, 0, 2)))
     missing = aside(lambda: cluster.shards[0].push(second[0]))
     frozen.go_on.set()
-    assert missing.result(LONG).outcome is Outcome.APPLIED
-    taken = taking.result(LONG)
+    assert missing.result(PATIENCE).outcome is Outcome.APPLIED
+    taken = taking.result(PATIENCE)
     assert taken.aligned
-    assert later.result(LONG).outcome is Outcome.APPLIED
-    other.result(LONG)
+    assert later.result(PATIENCE).outcome is Outcome.APPLIED
+    other.result(PATIENCE)
     cluster.shards[0].push(third[0])
     found = restored(place, taken.epoch, 2)
     assert [shard.clock() for shard in found] == [{0: 2}] * 2
@@ -264,13 +262,13 @@ def test_push_that_never_comes_is_not_waited_for(place: str) -> None:
 
 def test_clock_past_the_cut_is_not_waited_for(place: str) -> None:
     log = some_log(1, 4)
-    cluster = Cluster(place, 1, freeze_patience=0.0, cut_patience=LONG)
+    cluster = Cluster(place, 1, freeze_patience=0.0, cut_patience=PATIENCE)
     node = cluster.nodes[0]
     frozen = node.freeze()
     cluster.learn(log, (0, 0, 4))
     began = time.monotonic()
     at = node.cut(1, frozen.clock, True)
-    assert time.monotonic() - began < LONG / 2
+    assert time.monotonic() - began < PATIENCE / 2
     assert (at.clock, at.reached) == ({0: 4}, False)
 
 
@@ -280,7 +278,7 @@ def test_pushes_go_on_when_nobody_comes_to_cut(place: str) -> None:
     began = time.monotonic()
     cluster.nodes[0].freeze()
     cluster.learn(log, (0, 0, 4))
-    assert 0.1 <= time.monotonic() - began < LONG
+    assert 0.1 <= time.monotonic() - began < PATIENCE
     assert_exact(cluster.shards, log)
 
 
@@ -292,6 +290,6 @@ def test_pushes_are_held_back_until_the_cut(place: str) -> None:
     frozen.wait(1)
     push = aside(lambda: cluster.learn(log, (0, 0, 4)))
     frozen.go_on.set()
-    push.result(LONG)
-    assert taking.result(LONG).aligned
+    push.result(PATIENCE)
+    assert taking.result(PATIENCE).aligned
     assert not contents(restored(place, 1, 1)), "the push was held back until after the cut"

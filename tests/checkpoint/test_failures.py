@@ -15,11 +15,10 @@ from streamtrain.ps.shard import InitialState, Run, Shard
 from streamtrain.ps.shards import Control, LocalControl
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import Cluster, around, aside, assert_each_exact, restored, some_log
+from tests.patience import PATIENCE, until
 from tests.ps.counting import SPEC, assert_exact, pushes
-from tests.ps.raw import until
 from tests.store.checkpoint.checkpoints import content_of, manifest_of, set_content, set_manifest
 
-LONG = 120.0  # seconds that nothing takes, unless it hangs
 LOG = some_log(1, 40_000, ids=30_000)
 
 
@@ -89,7 +88,7 @@ class Held:
 
     def write(self, epoch: int) -> str:
         self.begun.set()
-        self.go_on.wait(LONG)
+        self.go_on.wait(PATIENCE)
         return self._write(epoch)
 
 
@@ -109,14 +108,14 @@ def test_no_cut_while_another_is_written(place: str) -> None:
     first_one = aside(cluster.take)
     while not marks:
         assert not first_one.done()
-    assert marks[0].begun.wait(LONG)
+    assert marks[0].begun.wait(PATIENCE)
     with pytest.raises(ShardRefused, match="shard 0 is still writing epoch 1; retry later"):
         cluster.take()
     with pytest.raises(ShardRefused, match="shard 0 is still writing epoch 1; retry later"):
         node.cut(2, {0: 100}, True)
     cluster.learn(LOG, (0, 100, 200))  # nothing was held back: patience is longer than the test
     marks[0].go_on.set()
-    assert first_one.result(LONG).epoch == 1
+    assert first_one.result(PATIENCE).epoch == 1
     assert_exact(restored(place, 1, 1), first(100))
 
 
@@ -265,7 +264,7 @@ def test_a_cut_that_nobody_asks_to_write_is_given_up_in_time(place: str, caplog:
     assert not table.stats()["snapshot_bytes"]
     with pytest.raises(ShardRefused, match="has not been cut for epoch 2"):
         node.write(2)
-    node._write_patience = LONG
+    node._write_patience = PATIENCE
     assert cluster.take().kind == "full"
     assert_exact(restored(place, 3, 1), first(700))
 

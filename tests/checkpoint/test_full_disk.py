@@ -17,9 +17,9 @@ from streamtrain.checkpoint.cluster_checkpoint import CheckpointInfo, Checkpoint
 from streamtrain.errors import CheckpointError
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import Cluster, restored, some_log
+from tests.patience import PATIENCE
 from tests.ps.counting import assert_exact
 
-LONG = 120.0  # seconds that nothing takes, unless it hangs
 LOG = some_log(1, 40_000, ids=30_000)
 
 
@@ -91,9 +91,9 @@ def check_writing_fails(
         schedule = CheckpointSchedule(cluster.checkpointer, 0.001)
         failed = counting_failures(schedule)
         schedule.start()
-        assert failed.acquire(timeout=LONG)
+        assert failed.acquire(timeout=PATIENCE)
         cluster.learn(LOG, (0, 20_000, 21_000))
-        assert failed.acquire(timeout=LONG)
+        assert failed.acquire(timeout=PATIENCE)
         schedule.stop()
     assert schedule.failed >= 2
     assert schedule.taken == 0

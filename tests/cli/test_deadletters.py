@@ -10,7 +10,7 @@ import pytest
 from streamtrain.stream.dead_letters import DeadLetter, DeadLetters
 from streamtrain.stream.source import Stream
 from tests import commands
-from tests.ps.raw import until
+from tests.patience import until
 from tests.stream.conftest import kafka, valkey
 from tests.stream.kinds import KINDS, Place
 

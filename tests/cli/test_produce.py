@@ -25,14 +25,13 @@ from streamtrain.settings.groups import StreamSettings
 from streamtrain.stream.opening import open_stream
 from streamtrain.stream.source import Source, Stream
 from tests import commands
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.stream.servers import kafka
 
 __all__ = ["kafka"]
 
 COMMAND = [*commands.COMMAND, "produce"]
 DOCS = Path(__file__).parents[2] / "docs" / "produce.md"
-SECONDS = 120  # that nothing takes, unless it hangs
 
 
 on_both = pytest.mark.parametrize("url", ["redis", "kafka"], indirect=True)
@@ -55,7 +54,7 @@ def stream(url: str) -> Stream:
 
 
 def produce(*args: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return commands.run([*COMMAND, *args], capture_output=True, check=False, timeout=SECONDS, **options)
+    return commands.run([*COMMAND, *args], capture_output=True, check=False, timeout=PATIENCE, **options)
 
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -88,7 +87,7 @@ class FromTheStart:
         pass
 
 
-def join(stream: Stream, seconds: float = SECONDS) -> Source:
+def join(stream: Stream, seconds: float = PATIENCE) -> Source:
     """The only member of a new group."""
     deadline = time.monotonic() + seconds
     while True:
@@ -103,7 +102,7 @@ def read_all(stream: Stream) -> dict[int, list[bytes]]:
     """The messages of each partition."""
     highs = {partition: bounds.high for partition, bounds in stream.bounds().items()}
     values: dict[int, list[bytes]] = {partition: [] for partition in highs}
-    source, deadline = join(stream), time.monotonic() + SECONDS
+    source, deadline = join(stream), time.monotonic() + PATIENCE
     try:
         while source.positions() != highs:
             assert time.monotonic() < deadline
@@ -311,7 +310,7 @@ def test_standard_input_goes_on_as_it_comes_until_a_signal(url: str, stream: Str
             until(lambda: arrives(1))
             until(lambda: arrives(3))
             process.send_signal(number)
-            assert process.wait(SECONDS) == 128 + number
+            assert process.wait(PATIENCE) == 128 + number
             assert process.stderr.read() == b""
             assert json.loads(process.stdout.read())["messages"] == stream.bounds()[0].high
         finally:
@@ -322,7 +321,7 @@ def test_a_bar_on_a_terminal(url: str, stream: Stream) -> None:
     stream.create(1)
     ours, theirs = os.openpty()
     command = [*COMMAND, "-", "--url", url, "--topic", stream.topic, "--rate", "200", "--limit", "100"]
-    done = commands.run(command, input=lines(100), stdout=subprocess.PIPE, stderr=theirs, check=False, timeout=SECONDS)
+    done = commands.run(command, input=lines(100), stdout=subprocess.PIPE, stderr=theirs, check=False, timeout=PATIENCE)
     os.close(theirs)
     shown = os.read(ours, 1 << 20)
     os.close(ours)
@@ -334,7 +333,7 @@ def test_tensorflow_is_not_loaded(url: str, stream: Stream) -> None:
     code = "import atexit, sys; atexit.register(lambda: print('tensorflow' in sys.modules)); "
     code += "from streamtrain.cli import main; main()"
     command = [sys.executable, "-c", code, "produce", "-", "--url", url, "--topic", stream.topic, "--create", "1"]
-    done = commands.run(command, input=lines(1), capture_output=True, check=True, timeout=SECONDS)
+    done = commands.run(command, input=lines(1), capture_output=True, check=True, timeout=PATIENCE)
     assert done.stdout.splitlines()[-1] == b"False"
 
 
@@ -358,7 +357,7 @@ def test_commands_of_the_documentation_work(url: str, tmp_path: Path) -> None:
             ["bash", "-c", command],
             capture_output=True,
             check=False,
-            timeout=SECONDS,
+            timeout=PATIENCE,
             cwd=tmp_path,
             env=environment,
         )

@@ -38,9 +38,9 @@ from streamtrain.store.redis.versions import RedisVersions
 from streamtrain.train.step import Step
 from streamtrain.verify.samples import CheckpointTrainer, SamplesComparison, ShardTrainer, compare_samples
 from tests import commands
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
-from tests.ps.raw import until
-from tests.serve.running import LONG, TOKEN, client_of, running
+from tests.serve.running import TOKEN, client_of, running
 
 MODEL = """
 import keras, streamtrain as st
@@ -96,7 +96,7 @@ class Whole:
             running(make_app(self.follower.registry, self.follower, ServingConfig(admin_token=TOKEN)))
         )
         client = stack.enter_context(client_of(self.url))
-        until(lambda: client.get("/healthz/ready").status_code == 200, LONG)
+        until(lambda: client.get("/healthz/ready").status_code == 200, PATIENCE)
 
     def learn(self, count: int) -> None:
         batch, bad = SampleReader(self.model).decode(messages(count, self.learned))
@@ -177,7 +177,7 @@ def test_all_of_it_agrees_and_whatever_differs_is_found(tmp_path: Path) -> None:
         code, found, _ = made.verify()
         assert (code, found["shards"]["agrees"]) == (1, False)
         assert name.decode() in found["shards"]["tables"]["user"]["first"][0]
-        until(lambda: made.follower.registry.resident["head"].publication.number > number, LONG)  # published anew
+        until(lambda: made.follower.registry.resident["head"].publication.number > number, PATIENCE)  # published anew
         code, found, _ = made.verify("--samples", str(file))
         assert (code, found["agrees"]) == (0, True)
 
@@ -239,11 +239,11 @@ def test_predictions_agree_at_rest(tmp_path: Path, dtype: str) -> None:
 
 def test_what_moves_on_meanwhile_is_judged_only_if_asked_for(tmp_path: Path) -> None:
     with whole(tmp_path) as (made, _):
-        until(lambda: made.compared().same, LONG)
+        until(lambda: made.compared().same, PATIENCE)
         made.follower.close()
         made.learn(300)
         with CoordinatorClient(made.addresses[:1], Security(insecure=True)) as client:
-            client.publish_now(timeout=LONG)
+            client.publish_now(timeout=PATIENCE)
         found = made.compared()
         assert (found.same, found.tolerance, found.agrees) == (False, None, None)
         assert found.largest > 1e-5
@@ -291,7 +291,7 @@ def test_a_checkpoint_and_a_version_made_of_it(tmp_path: Path, is_learner: bool)
             RedisVersions(published).promote(1, "ann")
             follower = follow(model, settings)
             with running(make_app(follower.registry, follower)) as at, Endpoint(at) as endpoint:
-                until(endpoint.is_ready, LONG)
+                until(endpoint.is_ready, PATIENCE)
                 trainer = CheckpointTrainer(str(url), model)
                 found = compare_samples(model, trainer, endpoint, RedisOrigin(published), messages(700))
                 assert (found.same, found.agrees, found.samples) == (True, True, 700)

@@ -15,11 +15,10 @@ from streamtrain.ps.shards import Shards
 from streamtrain.settings.load import load_settings
 from streamtrain.stream.opening import open_stream
 from tests.cluster.counted import beginning, differences, is_bad, messages_of, stepping
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
 from tests.processes.test_ps import Process
-from tests.ps.raw import until
 
-SECONDS = 180.0  # for which anything is waited for
 PARTITIONS = 2
 SAMPLES = 12_000  # of each partition
 
@@ -85,7 +84,7 @@ class Backed:
         for partition in range(PARTITIONS):
             for message in messages_of(partition, end)[start:]:
                 writer.write(message, partition=partition)
-        assert writer.flush(SECONDS) == 0
+        assert writer.flush(PATIENCE) == 0
         writer.close()
 
     def status(self, index: int, place: int) -> Any:
@@ -109,7 +108,7 @@ class Backed:
             status = self.status(index, place)
             return status is not None and condition(status)
 
-        until(is_so, SECONDS)
+        until(is_so, PATIENCE)
 
     def learned(self, offset: int) -> None:
         """Waits until all shards, wherever they are, have learned all partitions up to an offset."""
@@ -123,7 +122,7 @@ class Backed:
                 return False
             return all(clock.get(partition, 0) >= offset for clock in clocks for partition in range(PARTITIONS))
 
-        until(is_so, SECONDS)
+        until(is_so, PATIENCE)
 
     def shards(self) -> Shards:
         """As a worker knows them."""
@@ -150,7 +149,7 @@ class Backed:
         self.assert_counts(samples)
         good = int((~is_bad(np.arange(samples))).sum()) * PARTITIONS
         name = "streamtrain_worker_samples_total"
-        until(lambda: (self.worker.metrics.registry.get_sample_value(name) or 0) >= good, SECONDS)
+        until(lambda: (self.worker.metrics.registry.get_sample_value(name) or 0) >= good, PATIENCE)
         assert self.worker.metrics.registry.get_sample_value(name) == good
 
     def assert_counts(self, samples: int) -> None:
@@ -163,7 +162,7 @@ class Backed:
         for key in [*self.processes]:
             self.send(*key, signal.SIGCONT)
         if self._learner is not None:
-            self._learner.join(SECONDS)
+            self._learner.join(PATIENCE)
         for key in [*self.processes]:
             self.kill(*key)
         for process in self._ended:

@@ -14,13 +14,12 @@ from streamtrain.processes.ps import PsProcess
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl
 from streamtrain.ps.rpc.security import Security, metadata
 from streamtrain.settings.load import load_settings
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
 from tests.ps.counting import Log
-from tests.ps.raw import until
 from tests.ps.served import COUNTING, Served, learn
 
 LOG: Log = {0: [[1, 2], [2], [3], [1], [7, 8], [9], [2, 3], [11]], 1: [[5], [2, 5], [4]]}
-SECONDS = 120.0  # for which anything is waited for
 
 
 class Coordinated:
@@ -91,13 +90,13 @@ class Coordinated:
 
     def client(self, address: str | None = None) -> CoordinatorClient:
         """A client of the coordinator, or of another process, which ends with the cluster."""
-        client = CoordinatorClient([address or self.address], self.security, timeout=SECONDS)
+        client = CoordinatorClient([address or self.address], self.security, timeout=PATIENCE)
         self._stack.callback(client.close)
         return client
 
     def control(self, index: int = 0) -> RemoteControl:
         """Of a shard."""
-        return RemoteControl(*self.channels[index], self._metadata, SECONDS)
+        return RemoteControl(*self.channels[index], self._metadata, PATIENCE)
 
     def learn(self, log: Log = LOG) -> None:
         """All of a log that was not learned yet, one sample at a time."""
@@ -114,7 +113,7 @@ class Coordinated:
                 return False
             return condition(found)
 
-        until(fulfils, SECONDS)
+        until(fulfils, PATIENCE)
         return found
 
 

@@ -14,10 +14,10 @@ from streamtrain.ps.clock import Span
 from streamtrain.ps.rpc.control import Retry
 from streamtrain.ps.shards import Shards
 from streamtrain.store.checkpoint.epochs import Epochs
-from tests.cluster.backed import SAMPLES, SECONDS, Backed
+from tests.cluster.backed import SAMPLES, Backed
 from tests.cluster.counted import beginning
 from tests.cluster.here import run
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 
 
 @contextmanager
@@ -133,10 +133,10 @@ def test_backups_go_on_with_checkpoints_and_come_back_from_them(tmp_path: Path) 
 def check_what_commands_ask(backed: Backed, learned: int) -> None:
     """It is the backup of shard 0 that is asked, as it has taken over; of shard 1 it is not."""
     with CoordinatorClient.from_settings(backed.settings) as client:
-        assert client.publish_now(timeout=SECONDS).clock == {0: learned, 1: learned}
-        assert client.verify(timeout=SECONDS).agrees
+        assert client.publish_now(timeout=PATIENCE).clock == {0: learned, 1: learned}
+        assert client.verify(timeout=PATIENCE).agrees
     with StatusReader.from_settings(backed.settings, None) as reader:
-        until(lambda: len(reader.read()["workers"]) == 1 and not reader.note, SECONDS)  # it finds the backup, too
+        until(lambda: len(reader.read()["workers"]) == 1 and not reader.note, PATIENCE)  # it finds the backup, too
         shards = reader.read()["shards"]
     assert [shard["state"] for shard in shards] == ["ready", "ready"]
     assert [shard["address"] for shard in shards] == [backed.settings.ps.backups[0], backed.settings.ps.addresses[1]]
@@ -158,4 +158,4 @@ def wait_for_epoch(place: Path, offset: int) -> None:
         clocks = [one["clock"] for one in epochs.open(newest).shards]
         return all(set(clock.values()) == {offset} for clock in clocks)
 
-    until(is_so, SECONDS)
+    until(is_so, PATIENCE)

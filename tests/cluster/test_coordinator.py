@@ -19,10 +19,10 @@ from streamtrain.cluster.server import SERVICE
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ConfigError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.store.checkpoint.epochs import Epochs
-from tests.cluster.coordinated import LOG, SECONDS, Coordinated, names, states
+from tests.cluster.coordinated import LOG, Coordinated, names, states
 from tests.cluster.test_leading import figures, samples, windows
+from tests.patience import PATIENCE, until
 from tests.ps.counting import key
-from tests.ps.raw import until
 from tests.publish.published import read
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,7 +48,7 @@ def test_status_has_what_is_documented(tmp_path: Path, server: Valkey) -> None:
     ):
         cluster.learn()
         cluster.client().report("w", windows(samples(1)))
-        cluster.client().publish_now(timeout=SECONDS)
+        cluster.client().publish_now(timeout=PATIENCE)
         taken = cluster.client().checkpoint()
         status = cluster.status(lambda found: found["samples"] == 11 and names(found) and found["history"])
         expected = documented()
@@ -64,7 +64,7 @@ def test_status_has_what_is_documented(tmp_path: Path, server: Valkey) -> None:
         assert sum(shard["rows"]["ids"] for shard in status["shards"]) == len(KEYS)
         assert (status["workers"][0]["name"], status["workers"][0]["lag"]) == ("w", 7)
         assert status["servers"][0].items() >= (serving | {"name": "s"}).items()
-        assert 0 <= status["servers"][0]["seen"] < SECONDS
+        assert 0 <= status["servers"][0]["seen"] < PATIENCE
         assert status["checkpoint"]["epoch"] == taken.epoch
         assert status["publication"]["number"] == 1
         point = status["history"][-1]
@@ -118,10 +118,10 @@ def test_it_publishes_and_hears_of_predictions(server: Valkey) -> None:
             with pytest.raises(ShardRefused, match=f"shard 0 is not the coordinator; it is at {cluster.address}"):
                 ask()
         with pytest.raises(ShardUnavailable, match="nothing has been learned"):
-            cluster.client().publish_now(timeout=SECONDS)
+            cluster.client().publish_now(timeout=PATIENCE)
         cluster.learn()
         cluster.client().report("w", windows(samples(1)))
-        published = cluster.client().publish_now(timeout=SECONDS)
+        published = cluster.client().publish_now(timeout=PATIENCE)
         assert published == read(server.url)[0]
         assert published.metrics == figures(samples(1))
         bad = windows(samples(1))
@@ -137,17 +137,17 @@ def test_what_it_tells_prometheus(server: Valkey) -> None:
         publish__url=server.url, publish__model="counted", publish__every="1h", coordinator__metrics="127.0.0.1:0"
     ) as cluster:
         cluster.learn()
-        cluster.client().publish_now(timeout=SECONDS)
+        cluster.client().publish_now(timeout=PATIENCE)
         assert cluster.coordinator
         assert cluster.coordinator.metrics
 
         def scraped() -> str:
             assert cluster.coordinator
             assert cluster.coordinator.metrics
-            with urllib.request.urlopen(cluster.coordinator.metrics.url, timeout=SECONDS) as answer:
+            with urllib.request.urlopen(cluster.coordinator.metrics.url, timeout=PATIENCE) as answer:
                 return str(answer.read().decode())
 
-        until(lambda: 'streamtrain_coordinator_shards{state="ready"} 2.0' in scraped(), SECONDS)
+        until(lambda: 'streamtrain_coordinator_shards{state="ready"} 2.0' in scraped(), PATIENCE)
         lines = scraped().splitlines()
         assert 'streamtrain_shard_publications_total{outcome="published"} 1.0' in lines
         assert 'streamtrain_shard_publications_total{outcome="failed"} 0.0' in lines
@@ -165,7 +165,7 @@ def test_it_publishes_at_intervals(server: Valkey) -> None:
     with Coordinated(publish__url=server.url, publish__model="counted", publish__every="200ms") as cluster:
         cluster.learn()
         cluster.status(lambda found: found["publication"] is not None)
-        until(lambda: dict(read(server.url)[0].clock) == {0: 8, 1: 3}, SECONDS)
+        until(lambda: dict(read(server.url)[0].clock) == {0: 8, 1: 3}, PATIENCE)
 
 
 def test_checkpoints_on_demand(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_checkpoints_on_demand(tmp_path: Path) -> None:
         with pytest.raises(ShardError, match="is empty: nothing to save"):
             client.checkpoint()
         cluster.learn({0: LOG[0][:3]})
-        first = client.checkpoint(full=False, timeout=SECONDS)
+        first = client.checkpoint(full=False, timeout=PATIENCE)
         assert (first.kind, first.aligned) == ("full", True)
         cluster.learn()
         second, third = client.checkpoint(), client.checkpoint(full=True)
@@ -242,14 +242,14 @@ def test_processes_outlive_the_coordinator(caplog: pytest.LogCaptureFixture) -> 
         with Heartbeat(cluster.client(), "worker", "w", about):
             cluster.status(lambda found: names(found) == ["w"])
             cluster.stop()
-            until(lambda: said("the coordinator is unreachable, all else continues"), SECONDS)
+            until(lambda: said("the coordinator is unreachable, all else continues"), PATIENCE)
             while beaten.acquire(blocking=False):
                 pass
-            assert all(beaten.acquire(timeout=SECONDS) for _ in range(3))  # it goes on trying
+            assert all(beaten.acquire(timeout=PATIENCE) for _ in range(3))  # it goes on trying
             cluster.learn()
             cluster.start()
             assert names(cluster.status(lambda found: names(found) == ["w"])) == ["w"]
-            until(lambda: said("the coordinator is reachable again"), SECONDS)
+            until(lambda: said("the coordinator is reachable again"), PATIENCE)
         assert said("the coordinator is unreachable") == said("the coordinator is reachable again") == 1
 
 
@@ -264,7 +264,7 @@ def test_whoever_goes_by_an_old_slot_map_is_told(tmp_path: Path) -> None:
         assert not moved.acquire(blocking=False)
         cluster.stop()
         cluster.start(cluster.addresses[::-1])
-        assert moved.acquire(timeout=SECONDS)
+        assert moved.acquire(timeout=PATIENCE)
         assert cluster.client().slots() == (2, tuple(cluster.addresses[::-1]))
         assert not moved.acquire(blocking=False)
 
@@ -277,7 +277,7 @@ def test_only_those_with_the_token_are_answered() -> None:
             for number, carried in enumerate([(), (("authorization", "Bearer wrong"),)]):
                 ask = channel.unary_unary(f"/{SERVICE.full_name}/Status")
                 with pytest.raises(grpc.RpcError) as caught:
-                    ask(pb.StatusRequest().SerializeToString(), metadata=carried, timeout=SECONDS)
+                    ask(pb.StatusRequest().SerializeToString(), metadata=carried, timeout=PATIENCE)
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
                 assert cluster.coordinator
                 assert cluster.coordinator.server.counters["refused_token"] == number + 1
@@ -292,7 +292,7 @@ def test_nonsense_is_refused_and_counted() -> None:
             ("Leave", pb.LeaveRequest(kind=7, name="w").SerializeToString(), "unknown kind of process 7"),
         ):
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(f"/{SERVICE.full_name}/{name}")(request, timeout=SECONDS)
+                channel.unary_unary(f"/{SERVICE.full_name}/{name}")(request, timeout=PATIENCE)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert message in caught.value.details()
         assert cluster.coordinator

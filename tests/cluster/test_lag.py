@@ -9,7 +9,8 @@ from streamtrain.cluster.client import Heartbeat
 from streamtrain.cluster.history import History
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.stream.redis.stream import RedisStream
-from tests.cluster.coordinated import SECONDS, Coordinated, states
+from tests.cluster.coordinated import Coordinated, states
+from tests.patience import PATIENCE
 
 PARTITIONS = 3
 EACH = 10
@@ -25,7 +26,7 @@ def test_lag_counts_partitions_that_nobody_has() -> None:
         for partition in range(PARTITIONS):
             for _ in range(EACH):
                 writer.write(b"{}", partition=partition)
-        assert writer.flush(SECONDS) == 0
+        assert writer.flush(PATIENCE) == 0
         with (
             Coordinated(stream__url=server.url, stream__topic="clicks") as cluster,
             Heartbeat(cluster.client(), "worker", "w", lambda: {"lag": {"1": 5}}),
@@ -46,7 +47,7 @@ def test_a_coordinator_that_begins_again_knows_what_was_done_before(tmp_path: Pa
     with Coordinated(tmp_path, publish__url=server.url, publish__model="counted", publish__every="1h") as cluster:
         assert cluster.status()["checkpoint"] is cluster.status()["publication"] is None
         cluster.learn()
-        cluster.client().publish_now(timeout=SECONDS)
+        cluster.client().publish_now(timeout=PATIENCE)
         cluster.client().checkpoint()
         before = cluster.status()
         cluster.stop()
@@ -54,7 +55,7 @@ def test_a_coordinator_that_begins_again_knows_what_was_done_before(tmp_path: Pa
         after = cluster.status(lambda found: found["checkpoint"] and found["publication"])
         assert after["publication"] == before["publication"]
         assert after["checkpoint"]["epoch"] == before["checkpoint"]["epoch"]
-        assert abs(after["checkpoint"]["at"] - before["checkpoint"]["at"]) < SECONDS
+        assert abs(after["checkpoint"]["at"] - before["checkpoint"]["at"]) < PATIENCE
 
 
 def test_a_damaged_checkpoint_is_no_hindrance(tmp_path: Path) -> None:
@@ -100,15 +101,15 @@ def test_where_the_stream_is_learned_through_is_known_by_its_own_time(tmp_path: 
         for partition, count in ((0, 8), (1, 3)):
             for _ in range(count):
                 writer.write(b"{}", partition=partition)
-        assert writer.flush(SECONDS) == 0
+        assert writer.flush(PATIENCE) == 0
         with Coordinated(stream__url=server.url, stream__topic="clicks") as cluster:
             assert cluster.status()["log_time"] is None
             cluster.learn()
             found = cluster.status(lambda found: found["log_time"])
-            assert 0 <= found["time"] - found["log_time"] < SECONDS
+            assert 0 <= found["time"] - found["log_time"] < PATIENCE
             later = cluster.status(lambda other: other["log_time"] > found["log_time"])  # goes on though nothing comes
             writer.write(b"{}", partition=0)
-            assert writer.flush(SECONDS) == 0
+            assert writer.flush(PATIENCE) == 0
             written = time.time()
             behind = cluster.status(lambda other: other["lag"] == 1)
             held = cluster.status(lambda other: other["time"] > written + 5)

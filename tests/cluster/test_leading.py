@@ -20,8 +20,8 @@ from streamtrain.store.publication import Publication
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.train.progressive import ProgressiveValidation
 from tests.cluster.coordinated import Coordinated, names, states
+from tests.patience import until
 from tests.ps.counting import DENSE
-from tests.ps.raw import until
 from tests.publish.published import connect, read
 
 LABELS = (Label("click", kind="binary"),)

@@ -19,10 +19,10 @@ from streamtrain.ps.session import PullBuffers
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.store.redis.versions import RedisVersions
-from tests.cluster.coordinated import SECONDS, Coordinated
+from tests.cluster.coordinated import Coordinated
+from tests.patience import PATIENCE, until
 from tests.ps.counting import SPEC, new_shard, pushes
 from tests.ps.paired import Paired, answered
-from tests.ps.raw import until
 
 
 def make(rows: float, weights: float) -> st.Model:
@@ -58,7 +58,7 @@ def test_set_rates_are_in_the_status_the_history_and_checkpoints(tmp_path: Path,
     with Coordinated(tmp_path, publish__url=server.url, publish__model="rated", publish__every="1h") as cluster:
         cluster.learn()
         client = cluster.client()
-        found = client.set_rates({"embedding_optimizer": 0.25}, "ann", "too fast", timeout=SECONDS)
+        found = client.set_rates({"embedding_optimizer": 0.25}, "ann", "too fast", timeout=PATIENCE)
         assert found["rates"]["embedding_optimizer"] == {"rate": 0.25, "was": 1.0, "initial": 1.0}
         assert (
             describe_rates(found, is_changed=True)[0]
@@ -84,10 +84,10 @@ def test_set_rates_are_in_the_status_the_history_and_checkpoints(tmp_path: Path,
             ({"dense_optimizer": 1e39}, "must be a finite number > 0"),
         ):
             with pytest.raises(ShardRefused, match=message):
-                client.set_rates(changes, "ann", timeout=SECONDS)
-        found = client.set_rates({"embedding_optimizer": None}, "ann", timeout=SECONDS)
+                client.set_rates(changes, "ann", timeout=PATIENCE)
+        found = client.set_rates({"embedding_optimizer": None}, "ann", timeout=PATIENCE)
         assert found["rates"]["embedding_optimizer"] == {"rate": 1.0, "was": 0.25, "initial": 1.0}
-        assert client.set_rates({}, "ann", timeout=SECONDS)["rates"]["embedding_optimizer"]["rate"] == 1.0
+        assert client.set_rates({}, "ann", timeout=PATIENCE)["rates"]["embedding_optimizer"]["rate"] == 1.0
 
 
 def test_a_backup_has_the_rates_once_they_are_set() -> None:
@@ -97,7 +97,7 @@ def test_a_backup_has_the_rates_once_they_are_set() -> None:
         assert primary.node is not None
         replication = primary.node.role.replication
         assert replication is not None
-        until(lambda: replication.state is State.IN_STEP, SECONDS)
+        until(lambda: replication.state is State.IN_STEP, PATIENCE)
         primary.node.shard.set_rates({"dense_optimizer": 0.5})
         primary.kill()
         status = answered(pairs.shards().controls[0].status)

@@ -24,12 +24,12 @@ from streamtrain.embedded.kafka import Broker
 from streamtrain.embedded.valkey import Valkey
 from tests.compose.composed import ROOT, TOKEN, Composed, Machine, Program
 from tests.compose.prometheus import command, scraping
+from tests.patience import PATIENCE
 from tests.processes.test_whole_path import ask
 from tests.stream.servers import kafka
 
 __all__ = ["kafka"]
 
-LONG = 240.0
 FLIGHT = {"carrier": "UA", "tail": "N14228", "flight": 1545, "origin": "EWR", "dest": "IAH", "route": "EWR-IAH"}
 FLIGHT |= {"hour": 5, "weekday": 1, "month": 1}
 # Queries of the dashboard by title. That of the alerts is empty, as it should be, while none fires.
@@ -74,7 +74,7 @@ class Containers:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Asks four times a second, as it takes whole processes to answer; all of them have to stay."""
-        deadline, pause = time.monotonic() + LONG, threading.Event()
+        deadline, pause = time.monotonic() + PATIENCE, threading.Event()
         while not condition():
             ended = [name for name, one in self.running.items() if one.poll() is not None]
             assert not ended, f"{ended} have ended\n{self.said()}"
@@ -98,7 +98,7 @@ class Containers:
             capture_output=True,
             text=True,
             check=False,
-            timeout=LONG,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
 
@@ -116,7 +116,7 @@ class Containers:
         names = [name for name in self.running if name.rpartition("-")[0] in services]
         for name in names:
             self.running[name].send_signal(signal.SIGTERM)
-        return {name: self.running[name].wait(LONG) for name in names}
+        return {name: self.running[name].wait(PATIENCE) for name in names}
 
     def said(self) -> str:
         return "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(self._folder.glob("*.log")))

@@ -10,7 +10,8 @@ from playwright.sync_api import Browser, Error, Page, ViewportSize, sync_playwri
 
 from streamtrain.serve.registry import Registry
 from tests.console.shown import Told, model_of, origin_of, registry_of, told
-from tests.serve.running import LONG, serving
+from tests.patience import PATIENCE
+from tests.serve.running import serving
 from tests.stream.servers import missing
 
 MODEL = model_of()
@@ -72,7 +73,7 @@ def looking(browser: Browser, url: str, *, width: int = 1280, dark: bool = False
     """A new page at a URL, with a session of its own; its errors are collected."""
     viewport: ViewportSize = {"width": width, "height": 800}
     context = browser.new_context(viewport=viewport, color_scheme="dark" if dark else "light")
-    context.set_default_timeout(1000 * LONG)
+    context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
     window = Window(page, [], [])
     page.on("console", lambda one: window.said.append(one.text) if one.type in ("error", "warning") else None)

@@ -12,9 +12,10 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from streamtrain.serve.http.app import make_app
 from tests.console.conftest import MODEL, Shown, looking, showing
 from tests.console.shown import origin_of, publish, registry_of, told
-from tests.serve.running import LONG, TOKEN, running, serving
+from tests.patience import PATIENCE
+from tests.serve.running import TOKEN, running, serving
 
-expect.set_options(timeout=1000 * LONG)
+expect.set_options(timeout=1000 * PATIENCE)
 NONE = "\N{EN DASH}"
 CHARTS = ("auc", "log_loss", "samples_per_s", "lag", "freshness_ms")
 FIELDS = {"user": "u7", "item": "7", "history": "1, 2, 999", "tags": 'news, "a,b"', "price": "0.5"}
@@ -226,7 +227,7 @@ def test_without_a_coordinator_it_shows_what_the_server_knows(browser: Browser) 
         expect(page.locator("#chart-auc .readout")).to_contain_text("0.7730 click")
         expect(page.locator("#chart-lag")).to_contain_text("known with a coordinator")
         publish(origin, MODEL, time.time())
-        registry.follow_head(LONG)
+        registry.follow_head(PATIENCE)
         expect(page.locator("#chart-samples_per_s")).not_to_have_attribute("data-points", "0")
         expect(page.locator("#chart-auc .readout")).to_contain_text("0.7740 click")
         expect(page.locator("#facts")).to_contain_text("Publication4")

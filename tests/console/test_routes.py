@@ -15,7 +15,8 @@ from streamtrain.serve.inspector import MAX_IDS
 from streamtrain.serve.registry import Registry
 from tests.console.conftest import MODEL, Shown
 from tests.console.shown import Told, origin_of, registry_of, told
-from tests.serve.running import LONG, client_of, running, serving
+from tests.patience import PATIENCE
+from tests.serve.running import client_of, running, serving
 
 URL = "/v1/models/shop"
 INSTANCE: dict[str, Any] = {"user": "u7", "item": 7, "history": [1, 2, "999"], "tags": "news", "price": 2.5}
@@ -71,7 +72,7 @@ def test_what_the_process_serves(shown: Shown) -> None:
     (head,) = (one for one in said["loaded"] if one["version"] == "head")
     assert head["rows"] == {"user": 40, "item": 60, "tags": 6, "user & tags": 0}
     assert head["publication"] == 3
-    assert 0 < said["time"] - head["watermark"] < LONG
+    assert 0 < said["time"] - head["watermark"] < PATIENCE
     fields = {one["name"]: one for one in said["fields"]}
     assert [*fields] == ["user", "item", "history", "tags", "price", "age"]
     assert (fields["history"]["ids"], fields["history"]["max_ids"]) == (True, 5)
@@ -174,12 +175,12 @@ def test_a_slow_coordinator_holds_no_prediction_back(shown: Shown) -> None:
     class Slow(Told):
         def inspect(self, table: str, key: int) -> dict[str, Any] | None:
             asked.set()
-            assert go.wait(LONG)
+            assert go.wait(PATIENCE)
             return None
 
     with serving(shown.registry, cluster=Slow({})) as client, ThreadPoolExecutor(8) as pool:
         rows = [pool.submit(client.get, f"{URL}/rows/user/u{i}") for i in range(6)]
-        assert asked.wait(LONG)
+        assert asked.wait(PATIENCE)
         assert client.post(f"{URL}:predict", json={"instances": [INSTANCE]}).status_code == 200
         go.set()
         assert {one.result().status_code for one in rows} == {200}

@@ -10,9 +10,10 @@ from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import HEAD, Registry
 from tests.console.conftest import MODEL, looking, showing
 from tests.console.shown import origin_of, publish, registry_of
-from tests.serve.running import LONG, TOKEN, running, serving
+from tests.patience import PATIENCE
+from tests.serve.running import TOKEN, running, serving
 
-expect.set_options(timeout=1000 * LONG)
+expect.set_options(timeout=1000 * PATIENCE)
 
 
 def use(page: Page, token: str) -> None:

@@ -19,10 +19,11 @@ from tests.console.conftest import MODEL, looking
 from tests.console.shown import origin_of, registry_of, told
 from tests.console.test_page import CONTRASTS, INSTANCE, cells
 from tests.console.test_states import use
+from tests.patience import PATIENCE
 from tests.serve.in_redis import InRedis
-from tests.serve.running import LONG, TOKEN, client_of, running
+from tests.serve.running import TOKEN, client_of, running
 
-expect.set_options(timeout=1000 * LONG)
+expect.set_options(timeout=1000 * PATIENCE)
 MANY = 10_000
 KEPT = LOG._replace(size=16, keep=MANY)
 URL = "/v1/models/shop"

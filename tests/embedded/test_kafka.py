@@ -16,6 +16,7 @@ from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import ConfigError, SourceUnavailable
 from streamtrain.processes.local import credentials
+from tests.patience import PATIENCE, until
 
 PROGRAM = """
 import sys
@@ -37,13 +38,13 @@ def script(folder: Path, name: str, text: str) -> None:
 
 def test_data_outlive_a_crash(own_kafka: Broker) -> None:
     client = AdminClient({"bootstrap.servers": own_kafka.servers})
-    client.create_topics([NewTopic("kept", 3, 1)])["kept"].result(120)
+    client.create_topics([NewTopic("kept", 3, 1)])["kept"].result(PATIENCE)
     producer = Producer({"bootstrap.servers": own_kafka.servers})
     producer.produce("kept", b"a message", partition=1)
     assert producer.flush(30) == 0
     own_kafka.kill()
     own_kafka.start()
-    assert len(client.list_topics("kept", timeout=120).topics["kept"].partitions) == 3
+    until(lambda: partitions_of(client, "kept") == 3)
 
 
 def test_once_stopped_a_broker_starts_with_its_classes_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +71,10 @@ def command_of(broker: Broker) -> str:
     return Path(f"/proc/{broker.pid}/cmdline").read_text().replace("\0", " ")
 
 
+def partitions_of(client: AdminClient, topic: str) -> int:
+    return len(client.list_topics(topic, timeout=PATIENCE).topics[topic].partitions)
+
+
 def test_with_a_password_nobody_else_gets_in(tmp_path: Path, kafka: Broker) -> None:
     for password in ("first-password", "second-password"):
         with Broker(resolve(), data=tmp_path / "data", password=password) as broker:
@@ -79,8 +84,8 @@ def test_with_a_password_nobody_else_gets_in(tmp_path: Path, kafka: Broker) -> N
                     AdminClient(plain | options).list_topics(timeout=3)
             client = AdminClient(plain | credentials(password))
             if password == "first-password":
-                client.create_topics([NewTopic("kept", 3, 1)])["kept"].result(120)
-            assert len(client.list_topics("kept", timeout=120).topics["kept"].partitions) == 3
+                client.create_topics([NewTopic("kept", 3, 1)])["kept"].result(PATIENCE)
+            until(lambda client=client: partitions_of(client, "kept") == 3)  # type: ignore[misc]
             settings = tmp_path / "data" / "server.properties"
             assert settings.stat().st_mode & 0o777 == 0o600
             assert settings.parent.stat().st_mode & 0o777 == 0o700

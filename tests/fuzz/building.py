@@ -50,7 +50,6 @@ def sanitized_core() -> Path:
     """
     if shutil.which(CLANG) is None:
         raise Missing(f"{CLANG} is not there: python3 .ci/system.py fuzzers")
-    _run([sys.executable, "-m", "pip", "install", "--quiet", "nanobind", "cmake", "ninja", "grpcio-tools"])
     # Two checks of the older Clang are told in a way that the runtime of atheris, of a newer one, does not know.
     flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=fuzzer-no-link,address,undefined"]
     flags += ["-fno-sanitize-recover=undefined", "-fno-sanitize=vptr,function"]

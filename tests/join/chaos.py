@@ -29,6 +29,7 @@ from streamtrain.errors import SourceError
 from streamtrain.join.engine import Label, Rules
 from tests.join import oracle
 from tests.join.topics import BEGIN, Topics, events, joiner
+from tests.patience import PATIENCE
 
 RULES = Rules(
     (
@@ -51,7 +52,6 @@ value = true
 attribution = "sum"
 cancelled_by = ["refund"]
 """
-LONG = 120.0  # seconds within which joiners go on
 _IDS = 60  # of a step
 _SESSION = 2.0  # seconds, as Topics.settings has it
 _PAUSE = threading.Event()
@@ -156,7 +156,7 @@ class Chaos:
         self._join()
         assert self._second is not None
         self._second.terminate()
-        assert self._second.wait(LONG) == 0
+        assert self._second.wait(PATIENCE) == 0
         self._second = None
 
     def _zombie(self) -> None:
@@ -200,14 +200,14 @@ class Chaos:
         return crc32(str(message["id"]).encode()) % self._topics.partitions
 
     def _until(self, condition: Callable[[], object]) -> None:
-        end = time.monotonic() + LONG
+        end = time.monotonic() + PATIENCE
         while True:
             try:
                 if condition():
                     return
             except SourceError:  # the broker is not back yet
                 pass
-            assert time.monotonic() < end, f"{condition} within {LONG:g} s"
+            assert time.monotonic() < end, f"{condition} within {PATIENCE:g} s"
             _PAUSE.wait(0.05)
 
     def inject(self, kind: str) -> None:
@@ -232,7 +232,7 @@ class Chaos:
         self._until(lambda: position(self._topics) >= total(self._topics))
         for process in filter(None, (self._first, self._second)):
             process.terminate()
-            assert process.wait(LONG) == 0
+            assert process.wait(PATIENCE) == 0
 
 
 def run(seed: int, faults: int, folder: Path) -> dict[str, int]:

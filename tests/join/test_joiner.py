@@ -13,7 +13,7 @@ from streamtrain.settings.groups import Settings
 from streamtrain.settings.load import load_settings
 from tests.join.chaos import LABELS, Chaos, check
 from tests.join.topics import BEGIN, Topics, joiner
-from tests.ps.raw import until
+from tests.patience import until
 
 
 @pytest.fixture

@@ -40,10 +40,9 @@ from streamtrain.ps.push import PushStats
 from streamtrain.ps.shard import InitialState, Run
 from streamtrain.train.progressive import ProgressiveValidation
 from tests.metrics_page import Documented, on_the_page
+from tests.patience import PATIENCE
 from tests.processes import test_ps as processes
 from tests.ps.counting import DENSE, SPEC, pushes
-
-LONG = 120.0  # seconds that nothing takes, unless it hangs
 
 start = processes.start
 
@@ -72,7 +71,7 @@ class Scraped:
 
 def scrape(url: str) -> Scraped:
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(url, timeout=LONG) as answer:
+    with direct.open(url, timeout=PATIENCE) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"].startswith("text/plain; version=")
         return Scraped(list(text_string_to_metric_families(answer.read().decode())))
@@ -415,14 +414,14 @@ def test_scrapes_while_it_learns(metrics: WorkerMetrics, served: Callable[[Colle
     scrapers = [threading.Thread(target=scraping) for _ in range(2)]
     for one in scrapers:
         one.start()
-    batches, deadline = 0, time.monotonic() + LONG
+    batches, deadline = 0, time.monotonic() + PATIENCE
     while not enough.is_set() and time.monotonic() < deadline:
         metrics.lag({partition: batches for partition in range(batches % 7)})
         metrics.bad(f"reason {batches % 50}")
         metrics.learned(3)
         batches += 1
     for one in scrapers:
-        one.join(LONG)
+        one.join(PATIENCE)
     assert len(found) >= 20
     assert all(len(set(one.by("worker_lag_messages").values())) <= 1 for one in found)  # of one moment
     last = scrape(url)
@@ -562,7 +561,7 @@ def test_a_process_serves_the_figures_of_its_shard(tmp_path: Path, start: Callab
     assert one.by("shard_table_rows")["ids"] > 0
     assert "process_resident_memory_bytes" in one.families
     processes.wait_for_epoch(str(tmp_path), worker, 500)
-    deadline = time.monotonic() + LONG
+    deadline = time.monotonic() + PATIENCE
     while not (scrape(url).get("shard_checkpoint_epoch") or 0) >= 1:
         assert time.monotonic() < deadline
     worker.close()

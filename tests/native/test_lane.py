@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamtrain._core import Lane
+from tests.patience import PATIENCE
 
 RING = 1 << 20
 LIMIT = 64 << 20
-SECONDS = 120.0
 
 
 def both() -> tuple[Lane, Lane]:
@@ -54,7 +54,7 @@ def test_messages_arrive_whole_and_in_order_both_ways(there: list[int], back: li
         jobs = [pool.submit(write, maker, there), pool.submit(read, taker, there)]
         jobs += [pool.submit(write, taker, back), pool.submit(read, maker, back)]
         for job in jobs:
-            job.result(SECONDS)
+            job.result(PATIENCE)
 
 
 def test_two_that_write_before_they_read_do_not_wait_for_each_other(aside: Callable[..., Future[Any]]) -> None:
@@ -64,7 +64,7 @@ def test_two_that_write_before_they_read_do_not_wait_for_each_other(aside: Calla
     assert maker.write(large)
     assert maker.write(b"more")
     assert maker.read(LIMIT) == large
-    assert answering.result(SECONDS) == (True, large)
+    assert answering.result(PATIENCE) == (True, large)
     assert taker.read(LIMIT) == b"more"
 
 
@@ -73,7 +73,7 @@ def test_several_threads_write(aside: Callable[..., Future[Any]]) -> None:
     messages = [bytes([i]) * 1000 for i in range(200)]
     writing = [aside(lambda part: [maker.write(one) for one in part], messages[i::3]) for i in range(3)]
     read = [taker.read(LIMIT) for _ in messages]
-    assert all(all(one.result(SECONDS)) for one in writing)
+    assert all(all(one.result(PATIENCE)) for one in writing)
     assert sorted(one or b"" for one in read) == sorted(messages)
 
 
@@ -82,7 +82,7 @@ def test_close_ends_those_who_wait(side: int, aside: Callable[..., Future[Any]])
     lane = both()[side]
     reading = aside(lane.read, LIMIT)
     lane.close()
-    assert reading.result(SECONDS) is None
+    assert reading.result(PATIENCE) is None
     assert lane.read(LIMIT) is None
     assert not lane.write(b"x")
 
@@ -96,9 +96,9 @@ def test_close_ends_who_finds_no_room(aside: Callable[..., Future[Any]]) -> None
         return taker.write(bytes(4 * RING))
 
     writing = aside(write)
-    assert began.wait(SECONDS)
+    assert began.wait(PATIENCE)
     taker.close()
-    assert writing.result(SECONDS) is False
+    assert writing.result(PATIENCE) is False
 
 
 def test_nothing_is_read_after_close(aside: Callable[..., Future[Any]]) -> None:
@@ -114,7 +114,7 @@ def test_nothing_is_read_after_close(aside: Callable[..., Future[Any]]) -> None:
     reading = aside(taker.read, LIMIT)  # half a length, for ever
     raw[position : position + 8] = struct.pack("<Q", 12)
     taker.close()
-    assert reading.result(SECONDS) is None
+    assert reading.result(PATIENCE) is None
 
 
 def test_messages_over_the_limit_are_refused() -> None:
@@ -220,8 +220,8 @@ def test_who_is_slow_is_waited_for(aside: Callable[..., Future[Any]]) -> None:
         return taker.read(LIMIT)
 
     reading = aside(read)
-    assert maker.write(large, SECONDS)
-    assert reading.result(SECONDS) == large
+    assert maker.write(large, PATIENCE)
+    assert reading.result(PATIENCE) == large
 
 
 def test_what_is_tried_never_waits(aside: Callable[..., Future[Any]]) -> None:
@@ -232,7 +232,7 @@ def test_what_is_tried_never_waits(aside: Callable[..., Future[Any]]) -> None:
     writing = aside(maker.write, bytes(2 * RING))
     assert [taker.read(LIMIT), taker.read(LIMIT)] == [b"fits", b"too"]
     assert taker.read(LIMIT) == bytes(2 * RING)
-    assert writing.result(SECONDS)
+    assert writing.result(PATIENCE)
     stuck = aside(taker.write, bytes(8 * RING))
     raw = mapped(maker)
     position = positions_of(raw)[0] + 128 + RING  # of the other ring
@@ -240,7 +240,7 @@ def test_what_is_tried_never_waits(aside: Callable[..., Future[Any]]) -> None:
         assert not stuck.done()
     assert not taker.try_write(b"while another message is half there")
     taker.close()
-    assert not stuck.result(SECONDS)
+    assert not stuck.result(PATIENCE)
     assert not taker.try_write(b"closed")
 
 
@@ -266,7 +266,7 @@ def alarm(seconds: float) -> Iterator[None]:
 def test_who_finds_no_room_hears_signals(side: int) -> None:
     lane = both()[side]
     with pytest.raises(Rung), alarm(SOON):
-        lane.write(bytes(2 * RING), SECONDS)
+        lane.write(bytes(2 * RING), PATIENCE)
     assert not lane.write(b"after half a message")
 
 
@@ -274,14 +274,14 @@ def test_who_waits_for_the_rest_of_a_message_hears_signals() -> None:
     maker, taker = both()
     announce(maker, 100)
     with pytest.raises(Rung), alarm(SOON):
-        taker.read(LIMIT, SECONDS)
+        taker.read(LIMIT, PATIENCE)
 
 
 def test_one_thread_reads(aside: Callable[..., Future[Any]]) -> None:
     maker, taker = both()
     reading = [aside(taker.read, LIMIT) for _ in range(2)]
-    refused = next(one for one in as_completed(reading, SECONDS))
+    refused = next(one for one in as_completed(reading, PATIENCE))
     with pytest.raises(RuntimeError, match="another thread is reading"):
         refused.result()
     assert maker.write(b"for the other")
-    assert {one.result(SECONDS) for one in reading if one is not refused} == {b"for the other"}
+    assert {one.result(PATIENCE) for one in reading if one is not refused} == {b"for the other"}

@@ -11,8 +11,8 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from streamtrain import _core
+from tests.patience import PATIENCE
 
-SECONDS = 120.0  # for which anything may take, on a busy machine and under sanitizers
 Keys = NDArray[np.uint64]
 
 
@@ -37,7 +37,7 @@ def meanwhile(*loops: Callable[[], object]) -> Iterator[None]:
     stop = Event()
 
     def run(loop: Callable[[], object]) -> None:
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + PATIENCE
         while not stop.is_set():
             loop()
             assert time.monotonic() < end, "nobody stopped this: someone waits for ever"
@@ -216,4 +216,4 @@ def test_threads_that_share_a_planner_get_their_own_plans() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         for one in [pool.submit(plan, i) for i in range(4)]:
-            one.result(SECONDS)
+            one.result(PATIENCE)

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 
 from streamtrain.embedded.kafka import Broker
-from tests.processes.test_local import LONG, running
+from tests.patience import PATIENCE
+from tests.processes.test_local import running
 from tests.stream.servers import kafka
 
 __all__ = ["kafka"]
@@ -59,7 +60,7 @@ def test_clicks_are_learned_once_and_served_though_the_joiner_is_killed(tmp_path
         service.until_ready()
         last: dict[str, int] = {}
         url = f"http://{service.listen}/v1/models/model"
-        with httpx.Client(timeout=LONG) as client:
+        with httpx.Client(timeout=PATIENCE) as client:
 
             def predict(**headers: str) -> float:
                 answer = client.post(f"{url}:predict", json={"instances": [{"user": "ann"}]}, headers=headers)
@@ -69,7 +70,7 @@ def test_clicks_are_learned_once_and_served_though_the_joiner_is_killed(tmp_path
             def predict_after(offsets: str) -> float:
                 """Asks again as a client would: a joiner that was killed may take longer than an answer waits."""
                 body, headers = {"instances": [{"user": "ann"}]}, {"x-min-offset": offsets}
-                end = time.monotonic() + LONG
+                end = time.monotonic() + PATIENCE
                 while True:
                     answer = client.post(f"{url}:predict", json=body, headers=headers)
                     if answer.status_code != 412 or time.monotonic() > end:

@@ -16,10 +16,9 @@ from streamtrain.settings.load import load_settings
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.stream.opening import open_stream
 from tests import commands
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
-from tests.ps.raw import until
 
-LONG = 240.0
 SAMPLES = 20_000
 BLOCK = 250
 MODEL = """
@@ -88,7 +87,7 @@ def fill(url: str) -> None:
         for i, (user, item, label) in enumerate(zip(users, items, labels, strict=True)):
             text = f'{{"ts": {1700000000 + i}, "label": {int(label)}, "user": {user}, "item": {item}}}'
             writer.write(text.encode(), partition=0)
-        assert writer.flush(LONG) == 0
+        assert writer.flush(PATIENCE) == 0
 
 
 def stored(server: RedisServer, name: str) -> StoredBlocks | None:
@@ -105,7 +104,7 @@ def count(server: RedisServer, name: str) -> int:
 
 def compared(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*commands.COMMAND, "compare", *arguments]
-    return commands.run(command, cwd=cluster.folder, capture_output=True, text=True, check=False, timeout=LONG)
+    return commands.run(command, cwd=cluster.folder, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def test_figures_are_the_same_after_kills_and_a_restore(server: Valkey, tmp_path: Path) -> None:
@@ -117,11 +116,11 @@ def test_figures_are_the_same_after_kills_and_a_restore(server: Valkey, tmp_path
         for cluster in (calm, disturbed):
             cluster.start("ps", "worker")
         for kind, blocks in (("ps", 5), ("worker", 20)):
-            until(lambda blocks=blocks: count(redis, "disturbed") >= blocks, LONG)  # type: ignore[misc]
+            until(lambda blocks=blocks: count(redis, "disturbed") >= blocks, PATIENCE)  # type: ignore[misc]
             disturbed.kill(kind)
             disturbed.start(kind)
         for cluster in (calm, disturbed):
-            until(lambda name=cluster.name: count(redis, name) >= most, LONG)  # type: ignore[misc]
+            until(lambda name=cluster.name: count(redis, name) >= most, PATIENCE)  # type: ignore[misc]
     finally:
         for cluster in (calm, disturbed):
             for kind in cluster.processes:

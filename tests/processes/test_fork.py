@@ -23,8 +23,8 @@ from streamtrain.settings.load import load_settings
 from streamtrain.store.checkpoint.epochs import Epochs
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.store.redis.server import RedisServer
-from tests.processes.test_local import LONG, MODEL, TOPIC, Service, command, load, run, running, write
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
+from tests.processes.test_local import MODEL, TOPIC, Service, command, load, run, running, write
 
 QUICK = (
     "publish.every=200ms", "checkpoint.every=2s", "checkpoint.keep=20", "consistency.lease=3s", "up.standby=false",
@@ -102,13 +102,13 @@ def test_with_the_same_model_it_is_its_parent_bit_by_bit_and_what_is_taken_is_re
             {"ts": i, "label": int(i % 3 == 0), "user": f"u{rng.integers(50)}", "item": int(rng.integers(30))}
             for i in range(2000)
         ]
-        until(lambda: bool(parent.stream.bounds()), LONG)
+        until(lambda: bool(parent.stream.bounds()), PATIENCE)
         writer = parent.stream.writer()
         for sample in lines:
             writer.write(json.dumps(sample).encode())
-        until(lambda: not writer.flush(1.0), LONG)
+        until(lambda: not writer.flush(1.0), PATIENCE)
         writer.close()
-        until(lambda: has_learned(tmp_path), LONG)
+        until(lambda: has_learned(tmp_path), PATIENCE)
         of_parent = Epochs(tmp_path / "data" / "checkpoints")
 
         made = forked(tmp_path, "same")
@@ -148,7 +148,7 @@ def refusals(folder: Path, parent: Service) -> None:
     assert "would be lost (allow 'drop')" in said
     assert settings.publish.url
     with closing(RedisServer(settings.publish.url)) as server:
-        RedisModel(server, "live").acquire_lease("run", 0, "holder", "elsewhere", LONG)
+        RedisModel(server, "live").acquire_lease("run", 0, "holder", "elsewhere", PATIENCE)
     assert re.match("model live at .* is published by a cluster on elsewhere: choose", refused(folder, "live"))
     with closing(parent.stream.source("streamtrain-busy", "job", Nothing())):
         assert refused(folder, "busy").startswith("consumer group streamtrain-busy has 1 members: choose")
@@ -195,7 +195,7 @@ def kill_both(services: Sequence[Service], words: Sequence[str]) -> None:
     for pid in pids:
         os.kill(pid or 0, signal.SIGKILL)
     for service, pid in zip(services, pids, strict=True):
-        until(lambda: service.pid(*words) not in (pid, None), LONG)  # noqa: B023
+        until(lambda: service.pid(*words) not in (pid, None), PATIENCE)  # noqa: B023
 
 
 def test_parent_and_forks_count_exactly_whoever_is_killed(tmp_path: Path) -> None:

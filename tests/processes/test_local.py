@@ -28,10 +28,9 @@ from streamtrain.settings.service_file import ServiceFile, find_service
 from streamtrain.stream.redis.stream import RedisStream
 from tests import commands
 from tests.children import children
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
-from tests.ps.raw import until
 
-LONG = 240.0
 TOPIC = "clicks"
 MODEL = """
 import keras
@@ -126,7 +125,7 @@ class Service:
             self.lines.extend(lines)
 
     def until_ready(self) -> None:
-        until(self._endpoint.is_ready, LONG)
+        until(self._endpoint.is_ready, PATIENCE)
 
     @property
     def stream(self) -> RedisStream:
@@ -135,7 +134,7 @@ class Service:
     @property
     def settings(self) -> Settings:
         """As commands find them that are to reach it."""
-        until(lambda: any("run them with --config" in line for line in self.lines), LONG)
+        until(lambda: any("run them with --config" in line for line in self.lines), PATIENCE)
         self.file = Path(re.findall(r"--config (\S+);", "".join(self.lines))[0])
         return load_settings(self.file)
 
@@ -153,7 +152,7 @@ class Service:
             found.append(predictions[0][0])
             return True
 
-        until(is_learned, LONG)
+        until(is_learned, PATIENCE)
         return found[0]
 
     def pids(self, *words: str) -> list[int]:
@@ -170,7 +169,7 @@ class Service:
         pid, noticed = self.pid(*words), self._noticed()
         assert pid is not None, words
         os.kill(pid, signal.SIGKILL)
-        until(lambda: self._noticed() > noticed, LONG)
+        until(lambda: self._noticed() > noticed, PATIENCE)
 
     def _noticed(self) -> int:
         return sum("was killed by SIGKILL" in line for line in self.lines)
@@ -200,7 +199,7 @@ class Service:
     def stop(self) -> int:
         """Ctrl-C; the exit code."""
         self._process.send_signal(signal.SIGINT)
-        return self._process.wait(LONG)
+        return self._process.wait(PATIENCE)
 
     def close(self) -> None:
         self._process.kill()
@@ -234,12 +233,12 @@ def write(stream: RedisStream, start: int, count: int) -> int:
         except SourceUnavailable:
             return False
 
-    until(is_there, LONG)
+    until(is_there, PATIENCE)
     writer = stream.writer()
     try:
         for one in samples(start, count):
             writer.write(one)
-        until(lambda: not writer.flush(1.0), LONG)
+        until(lambda: not writer.flush(1.0), PATIENCE)
     finally:
         writer.close()
     return start + count
@@ -265,7 +264,7 @@ def nobody_else_gets_in(service: Service, folder: Path) -> None:
                     with pytest.raises(ShardRefused, match="token"):
                         RemoteControl(channel, address, metadata(guess)).freeze()
     own = [*commands.COMMAND, "status", "--once", "--config", str(service.file)]
-    commands.run(own, check=True, timeout=LONG, env=environment(), stdout=subprocess.DEVNULL)
+    commands.run(own, check=True, timeout=PATIENCE, env=environment(), stdout=subprocess.DEVNULL)
     commands_find_it(folder)
     said = "".join([*left(folder), *service.lines])
     for secret in (url.password, token.get_secret_value()):
@@ -283,7 +282,7 @@ def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=LONG,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -344,7 +343,7 @@ def test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on(tmp_p
         file.write_bytes(b"\n".join(samples(0, 500)))
         produce = [*commands.COMMAND, "produce", str(file), "--topic", TOPIC]
         assert service.settings.stream.topic == TOPIC
-        commands.run([*produce, "--config", str(service.file)], check=True, timeout=LONG, env=environment())
+        commands.run([*produce, "--config", str(service.file)], check=True, timeout=PATIENCE, env=environment())
         total = 500
         assert service.counted() == total
         nobody_else_gets_in(service, tmp_path)
@@ -356,7 +355,7 @@ def test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on(tmp_p
                 assert service.counted() == total, words
                 # One request is under way at a time, so a server that is killed leaves no more than one without answer.
                 assert asked[1] <= unanswered + ("serve" in words), words
-            until(lambda: len(service.pids("worker")) == 2, LONG)
+            until(lambda: len(service.pids("worker")) == 2, PATIENCE)
             worker, standby = service.pids("worker")
             os.kill(worker, signal.SIGKILL)
             total = write(service.stream, total, 100)
@@ -364,14 +363,14 @@ def test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on(tmp_p
             assert service.pid("worker") == standby
             assert any("worker0" in line and "its standby takes over" in line for line in service.lines)
             unanswered = asked[1]
-            until(lambda: service.pid("serve", "--standby"), LONG)
+            until(lambda: service.pid("serve", "--standby"), PATIENCE)
             service.kill("serve", "--index")
             total = write(service.stream, total, 100)
             assert service.counted() == total
             assert asked[1] <= unanswered + 1
             assert any("serve" in line and "its standby takes over" in line for line in service.lines)
         assert service.stop() == 0
-    until(lambda: not left(tmp_path), LONG)
+    until(lambda: not left(tmp_path), PATIENCE)
     assert not service.file.exists()
     assert [*(tmp_path / "data" / "checkpoints").glob("epoch-*/manifest.json")]
 
@@ -382,7 +381,7 @@ def test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on(tmp_p
         (tmp_path / "model.py").write_text(MODEL.replace(*ONE_MORE))
         for pid in service.pids("worker"):
             os.kill(pid, signal.SIGKILL)
-        until(lambda: any(WRONG_NOW in line for line in service.lines), LONG)
+        until(lambda: any(WRONG_NOW in line for line in service.lines), PATIENCE)
         assert service.counted() == total  # what is loaded is served on
         assert service.stop() == 0
     assert not left(tmp_path)
@@ -415,7 +414,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], message:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=LONG,
+            timeout=PATIENCE,
             check=False,
         )
     assert done.returncode == 2, done.stderr

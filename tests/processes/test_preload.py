@@ -16,9 +16,8 @@ import pytest
 from streamtrain.processes.preload import CannotFork, Preloader, start_preloaded
 from streamtrain.processes.supervisor import Program, Supervisor
 from tests.children import children
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 
-SECONDS = 120.0
 COMMAND = [sys.executable, "-m", "streamtrain"]
 MODEL = """
 import json, os, random, signal, sys, tempfile
@@ -107,7 +106,7 @@ def tell(preloader: Preloader, folder: Path, /, environment: dict[str, str], **o
 
 
 def told(process: "subprocess.Popen[Any]", given: str | None = None) -> dict[str, Any]:
-    out, error = process.communicate(given, SECONDS)
+    out, error = process.communicate(given, PATIENCE)
     lines = [line for line in out.splitlines() if line.startswith("{")]
     assert lines, error
     return dict(json.loads(lines[0]))
@@ -154,15 +153,15 @@ def test_it_is_killed_as_any_process_and_outlives_the_preloader_which_is_replace
         assert first.poll() is None
     before = preloader.pid
     os.kill(before, signal.SIGKILL)
-    until(lambda: not psutil.pid_exists(before) or psutil.Process(before).status() == "zombie", SECONDS)
+    until(lambda: not psutil.pid_exists(before) or psutil.Process(before).status() == "zombie", PATIENCE)
     with pytest.raises(CannotFork, match="is started again"):
         preloader.fork([*COMMAND, "--version"], signal.SIGTERM)
     with start_preloaded(preloader, [*COMMAND, "--version"], signal.SIGTERM, stdout=subprocess.PIPE) as done:
-        assert done.communicate(timeout=SECONDS)[0].startswith(b"streamtrain ")
+        assert done.communicate(timeout=PATIENCE)[0].startswith(b"streamtrain ")
     assert (preloader.pid != before, done.returncode) == (True, 0)
     assert first.poll() is None
     first.kill()
-    assert first.wait(SECONDS) == -signal.SIGKILL
+    assert first.wait(PATIENCE) == -signal.SIGKILL
     for stream in (first.stdout, first.stderr):
         assert stream is not None
         stream.close()
@@ -195,7 +194,7 @@ def test_what_libraries_read_on_import_must_be_alike(preloader: Preloader, name:
 def test_other_programs_are_executed(preloader: Preloader) -> None:
     with pytest.raises(CannotFork, match=r"^/bin/true is not a command of streamtrain"):
         preloader.fork(["/bin/true"], signal.SIGTERM)
-    assert start_preloaded(preloader, ["/bin/true"], signal.SIGTERM).wait(SECONDS) == 0
+    assert start_preloaded(preloader, ["/bin/true"], signal.SIGTERM).wait(PATIENCE) == 0
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(folder: Path) -> None:
@@ -218,7 +217,7 @@ threading.Event().wait()
             assert len(left) == 2, left
         finally:
             process.kill()
-    assert psutil.wait_procs(left, SECONDS)[1] == []
+    assert psutil.wait_procs(left, PATIENCE)[1] == []
 
 
 def test_a_supervisor_forks_again_what_was_killed(folder: Path) -> None:
@@ -237,7 +236,7 @@ def test_a_supervisor_forks_again_what_was_killed(folder: Path) -> None:
     supervisor.start()
     try:
         for times in (1, 2):
-            assert up.acquire(timeout=SECONDS), lines
+            assert up.acquire(timeout=PATIENCE), lines
             pid = supervisor.pid("a")
             assert (pid is not None, supervisor.starts("a")) == (True, times)
             if times == 1 and pid is not None:

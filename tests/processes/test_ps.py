@@ -22,6 +22,7 @@ from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, pa
 from streamtrain.ps.shards import Shards
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import assert_each_exact, restored, some_log, until
+from tests.patience import PATIENCE
 from tests.ports import free_ports
 from tests.ps.counting import assert_exact, plan_of
 from tests.ps.served import COUNTING
@@ -29,7 +30,6 @@ from tests.ps.served import COUNTING
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = (sys.executable, "-m", "streamtrain", "ps")
 SERVICE = (sys.executable, str(ROOT / "services" / "ps.py"))
-LONG = 120.0  # seconds that nothing takes, unless it hangs
 LOG = some_log(2, 2_000)
 
 
@@ -65,7 +65,7 @@ class Process:
 
     def serving(self) -> "Process":
         """Itself, once it serves."""
-        assert self._serves.wait(LONG)
+        assert self._serves.wait(PATIENCE)
         assert self.process.poll() is None, self.said
         return self
 
@@ -75,8 +75,8 @@ class Process:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.process.wait(LONG)
-        self._listener.join(LONG)
+        code = self.process.wait(PATIENCE)
+        self._listener.join(PATIENCE)
         return code
 
     def loaded(self) -> str:
@@ -110,14 +110,14 @@ class Worker:
     def __init__(self, addresses: list[str], name: str = "w") -> None:
         self.channels = [(grpc.insecure_channel(address, options=CHANNEL_OPTIONS), address) for address in addresses]
         self.shards = Shards(self.channels, COUNTING)
-        run = patiently(self.shards.agree, Retry(give_up=LONG), threading.Event())
+        run = patiently(self.shards.agree, Retry(give_up=PATIENCE), threading.Event())
         self._client = self.shards.client(name, run)
         self._client.join()
         self._cursor = Cursor()
         self.rewind()
 
     def rewind(self) -> None:
-        self._cursor.rewind(LOG, patiently(self.shards.clocks, Retry(give_up=LONG), threading.Event()))
+        self._cursor.rewind(LOG, patiently(self.shards.clocks, Retry(give_up=PATIENCE), threading.Event()))
 
     def learn(self, most: int) -> None:
         """All partitions, up to an offset."""
@@ -140,7 +140,7 @@ class Worker:
 
 def wait_for_epoch(place: str, worker: Worker, offset: int) -> int:
     """The number of the first epoch that holds all up to an offset."""
-    deadline, checked = time.monotonic() + LONG, 0
+    deadline, checked = time.monotonic() + PATIENCE, 0
     while time.monotonic() < deadline:
         for number in Epochs(place).numbers():
             if number <= checked:
@@ -194,7 +194,7 @@ def test_life_of_two_shards(tmp_path: Path, start: Callable[..., Process]) -> No
     worker.close()
     began = time.monotonic()
     assert [process.end() for process in processes] == [0, 0]
-    assert time.monotonic() - began < LONG / 2
+    assert time.monotonic() - began < PATIENCE / 2
     assert_each_exact(restored(place, max(Epochs(place).numbers()), 2), LOG)
     assert not any("Traceback" in line for process in processes for line in process.said)
 

@@ -14,10 +14,9 @@ import pytest
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.settings.groups import KEYS, SECRETS
 from tests import commands
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
-from tests.ps.raw import until
 
-LONG = 240
 ROOT = str(Path(__file__).parents[2])
 MODEL = "from tests.serve.published import counted\nmodel = counted()\n"
 
@@ -58,7 +57,7 @@ class Role:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(LONG)
+                self.process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -151,7 +150,7 @@ def test_no_role_says_a_secret(tmp_path: Path, redis: str, ports: dict[str, int]
     said = []
     try:
         for one in roles:
-            until(one.has_failed, LONG)
+            until(one.has_failed, PATIENCE)
         said += told_over_http(ports)
     finally:
         for one in roles:
@@ -173,7 +172,7 @@ def test_up_says_no_password_that_is_right(tmp_path: Path) -> None:
         few = ("--set", "up.workers=1", "--set", "up.ps=1", "--set", "up.standby=false")
         one = Role(tmp_path, inherited | urls, "up", *words, *few, failed="partitions assigned")
         try:
-            until(one.has_failed, LONG)
+            until(one.has_failed, PATIENCE)
         finally:
             one.end()
     text = one.log.read_bytes()
@@ -186,8 +185,8 @@ def told_over_http(ports: dict[str, int]) -> list[str]:
     """What the endpoint and the metrics of a shard say, to whoever has a token and to whoever has none."""
     url, read = f"http://127.0.0.1:{ports['serve']}", {"authorization": f"Bearer {PASSWORDS['serve.read_token']}"}
     said = []
-    with httpx.Client(timeout=LONG, trust_env=False) as client:
-        until(lambda: _answers(client, f"{url}/healthz/live"), LONG)
+    with httpx.Client(timeout=PATIENCE, trust_env=False) as client:
+        until(lambda: _answers(client, f"{url}/healthz/live"), PATIENCE)
         for path in (
             "/metrics",
             "/healthz/ready",

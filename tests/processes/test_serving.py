@@ -18,11 +18,10 @@ from streamtrain.processes.serving import serve_model, serve_processes
 from streamtrain.settings.groups import Settings
 from tests import commands
 from tests.children import children
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
-from tests.ps.raw import until
 from tests.serve.in_redis import PREDICT, InRedis
 
-LONG = 240.0
 ROOT = str(Path(__file__).parent.parent.parent)
 MODEL = "from tests.serve.published import counted\nmodel = counted()\n"
 BODY = {"instances": [{"user": "u1"}]}
@@ -67,7 +66,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 def client_of(url: str) -> httpx.Client:
     """One that connects anew for each request, so that any of the processes may answer."""
     limits = httpx.Limits(max_keepalive_connections=0)
-    return httpx.Client(base_url=url, timeout=LONG, trust_env=False, verify=False, limits=limits)
+    return httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False, verify=False, limits=limits)
 
 
 def ask(client: httpx.Client, failed: list[str]) -> str:
@@ -122,25 +121,25 @@ def test_one_is_killed_and_comes_back(start: Callable[..., Server]) -> None:
             assert server.process.poll() is None, server.log.read_text()
             return all(line in metrics_of(one) for one in scrapes)
 
-        until(lambda: all_serve("head"), LONG)
+        until(lambda: all_serve("head"), PATIENCE)
         asking = threading.Thread(target=keep_asking)
         asking.start()
         (killed,) = server.pids(0)
         os.kill(killed, signal.SIGKILL)
-        until(lambda: server.pids(0) not in ([], [killed]) and all_serve("head"), LONG)
+        until(lambda: server.pids(0) not in ([], [killed]) and all_serve("head"), PATIENCE)
         with client_of(url) as client:
             bearer = {"authorization": "Bearer secret"}
             answer = client.post("/v1/models/model:promote", json={"version": 1}, headers=bearer)
             assert answer.status_code == 200, answer.text
-            until(lambda: all_serve("1"), LONG)
+            until(lambda: all_serve("1"), PATIENCE)
             assert ask(client, failed) == "1"
         done.set()
-        asking.join(LONG)
+        asking.join(PATIENCE)
         for one in scrapes:
             one.close()
         assert failed == []
         server.process.terminate()
-        assert server.process.wait(LONG) == 0, server.log.read_text()
+        assert server.process.wait(PATIENCE) == 0, server.log.read_text()
         users = [name.decode() for name in published.server.call("ZRANGE", published.model.keys.holds, 0, -1)]
         assert users == [f"0:{socket.gethostname()}:{killed}"], users  # until it expires
         published.server.close()
@@ -183,7 +182,7 @@ def test_a_standby_serves_once_it_is_told_whose_place_it_takes(tmp_path: Path) -
                     assert "streamtrain_serving_info" in metrics_of(client)
             finally:
                 standby.terminate()
-                log = standby.communicate(timeout=LONG)[1]
+                log = standby.communicate(timeout=PATIENCE)[1]
         assert '"process": "serve:1"' in log
         assert standby.returncode == 0, log
         published.server.close()
@@ -201,7 +200,7 @@ def test_a_standby_that_is_not_needed_ends(tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=LONG,
+            timeout=PATIENCE,
             check=False,
         )
     assert done.returncode == 0, done
@@ -210,7 +209,7 @@ def test_a_standby_that_is_not_needed_ends(tmp_path: Path) -> None:
 def test_what_is_set_wrongly(start: Callable[..., Server], tmp_path: Path) -> None:
     server = start(publish__url="redis://localhost:1", serve__processes=2, serve__listen="127.0.0.1:0")
     (tmp_path / "model.py").unlink()
-    assert server.process.wait(LONG) == 2
+    assert server.process.wait(PATIENCE) == 2
     assert server.log.read_text().splitlines()[-1].startswith("streamtrain: ")
     assert "model.py" in server.log.read_text()
 
@@ -247,7 +246,7 @@ def test_what_is_inherited_must_be_a_socket_that_listens(tmp_path: Path) -> None
                 pass_fds=[fd],
                 capture_output=True,
                 text=True,
-                timeout=LONG,
+                timeout=PATIENCE,
                 check=False,
             )
             assert done.returncode == 2

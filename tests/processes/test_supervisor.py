@@ -17,8 +17,8 @@ import pytest
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.processes.supervisor import Program, ProgramFailed, Supervisor, replicate
 from tests.children import children
+from tests.patience import PATIENCE
 
-SECONDS = 120.0
 LIVES = "import signal, sys; print('up', flush=True); signal.sigwait([signal.SIGTERM]); print('down', flush=True)"
 CATCHES = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]);"
 
@@ -37,7 +37,7 @@ class Log:
 
     def until(self, condition: Callable[[list[tuple[str, str]]], object]) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: condition(self.lines), SECONDS), self.lines
+            assert self._changed.wait_for(lambda: condition(self.lines), PATIENCE), self.lines
 
     def of(self, name: str) -> list[str]:
         return [line for of, line in self.lines if of == name]
@@ -65,7 +65,7 @@ def supervise(log: Log) -> Iterator[Supervise]:
         one.stop()
 
 
-def python(name: str, code: str, stage: int = 0, drain: float = SECONDS) -> Program:
+def python(name: str, code: str, stage: int = 0, drain: float = PATIENCE) -> Program:
     return Program(name, [sys.executable, "-c", CATCHES + code], dict(os.environ), stage, drain)
 
 
@@ -237,7 +237,7 @@ threading.Event().wait()
 """
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE
         while len(left := _sleeping(process.pid)) < processes:
             assert time.monotonic() < deadline
     finally:

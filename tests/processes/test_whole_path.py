@@ -20,10 +20,9 @@ from streamtrain.store.redis.server import RedisServer
 from streamtrain.store.redis.source import RedisOrigin
 from streamtrain.store.redis.versions import RedisVersions
 from tests import commands
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
-from tests.ps.raw import until
 
-LONG = 240.0
 MODEL = """
 import keras, streamtrain as st
 schema = st.Schema(label="label", time="ts", features=[st.Categorical("user", dim=4)])
@@ -56,7 +55,7 @@ class Processes:
     def stop(self) -> list[int]:
         for one in reversed(self.running):
             one.send_signal(signal.SIGTERM)
-        return [one.wait(LONG) for one in self.running]
+        return [one.wait(PATIENCE) for one in self.running]
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def ask(url: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {name.replace("_", "-"): value for name, value in headers.items()})
     try:
-        with urllib.request.urlopen(request, timeout=LONG) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, json.loads(answer.read()), answer.headers
     except urllib.error.HTTPError as exc:
         with exc:
@@ -112,8 +111,8 @@ def test_a_sample_changes_what_is_predicted(processes: Processes) -> None:
             processes.start(*command)
         predict = f"http://{listen}/v1/models/clicks:predict"
         users = {"instances": [{"user": "ann"}, {"user": "bob"}, {"user": "nobody knows"}]}
-        until(lambda: ask(f"http://{listen}/healthz/ready")[0] == 200, LONG)
-        until(lambda: ask(predict, users, x_min_offset="0:1999")[0] == 200, LONG)
+        until(lambda: ask(f"http://{listen}/healthz/ready")[0] == 200, PATIENCE)
+        until(lambda: ask(predict, users, x_min_offset="0:1999")[0] == 200, PATIENCE)
         status, answer, headers = ask(predict, users)
         assert status == 200, (answer, processes.said())
         (ann,), (bob,), (unknown,) = answer["predictions"]
@@ -123,7 +122,7 @@ def test_a_sample_changes_what_is_predicted(processes: Processes) -> None:
         assert float(headers["x-freshness-ms"]) >= 0
 
         processes.produce([{"ts": 1_700_003_000, "user": "nobody knows", "label": 1}] * 64)
-        until(lambda: ask(predict, users, x_min_offset="0:2063")[0] == 200, LONG)  # a busy machine may refuse one
+        until(lambda: ask(predict, users, x_min_offset="0:2063")[0] == 200, PATIENCE)  # a busy machine may refuse one
         status, answer, _ = ask(predict, users, x_min_offset="0:2063")
         assert status == 200, (answer, processes.said())
         assert answer["predictions"][2][0] > unknown
@@ -134,7 +133,7 @@ def test_a_sample_changes_what_is_predicted(processes: Processes) -> None:
             processes.produce([{"ts": 1_700_003_001, "user": "ann", "label": 1}])
             return bool(published_figures(server.url).get("samples", 0) >= 2000)
 
-        until(told, LONG)
+        until(told, PATIENCE)
         figures = published_figures(server.url)
         assert figures["auc"] > 0.7
         assert figures["log_loss"] < 0.7
@@ -142,14 +141,14 @@ def test_a_sample_changes_what_is_predicted(processes: Processes) -> None:
 
         def tried() -> bool:
             """The watchdog of the server tries what it serves with samples that the worker has learned."""
-            with urllib.request.urlopen(f"http://{listen}/metrics", timeout=LONG) as metrics:
+            with urllib.request.urlopen(f"http://{listen}/metrics", timeout=PATIENCE) as metrics:
                 found = re.search(rb"watchdog_samples ([0-9.]+)", metrics.read())
             return found is not None and float(found[1]) > 0
 
-        until(tried, LONG)
+        until(tried, PATIENCE)
         with closing(RedisServer(server.url)) as redis:
             versions = RedisVersions(RedisModel(redis, "clicks"))
-            until(versions.all, LONG)
+            until(versions.all, PATIENCE)
             assert versions.history()[-1].who == "schedule"
         assert processes.stop() == [0, 0, 0], processes.said()
     assert os.path.exists(processes.folder / "serve.log")

@@ -26,11 +26,9 @@ from streamtrain.stream.opening import open_stream
 from streamtrain.stream.source import Stream
 from tests import commands
 from tests.cluster.counted import beginning, is_bad, messages_of, stepping
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
-from tests.ps.raw import until
 from tests.ps.served import Served, served
-
-LONG = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +79,7 @@ class Running:
         self.join()
 
     def join(self) -> None:
-        self._thread.join(LONG)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
 
@@ -90,7 +88,7 @@ def fill(stream: Stream, messages: Mapping[int, list[bytes]]) -> None:
         for partition, of_partition in messages.items():
             for message in of_partition:
                 writer.write(message, partition=partition)
-        assert writer.flush(LONG) == 0
+        assert writer.flush(PATIENCE) == 0
 
 
 def filled(settings: Settings, samples: int) -> Stream:
@@ -257,10 +255,10 @@ def test_the_command_line_colocated(settings: Callable[..., Settings], tmp_path:
         commands.start([*command, "--shard", str(i)], cwd=tmp_path, stderr=subprocess.PIPE, text=True) for i in range(2)
     ]
     try:
-        until(lambda: stream.committed("streamtrain") == {0: 2000, 1: 2000}, LONG)
+        until(lambda: stream.committed("streamtrain") == {0: 2000, 1: 2000}, PATIENCE)
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
-        said = [worker.communicate(timeout=LONG)[1] for worker in workers]
+        said = [worker.communicate(timeout=PATIENCE)[1] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

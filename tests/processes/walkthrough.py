@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests import commands
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 
-LONG = 240.0
 ROOT = Path(__file__).parents[2]
 SKIPPED = {
     "make ": "builds an environment, or needs the network",
@@ -123,7 +122,7 @@ class Terminal:
                 self.said.append((step.text, self._answer(text) if text.startswith("curl") else self.run(text)))
 
     def _wait(self, text: str) -> None:
-        until(lambda: text in self.logs(), LONG)
+        until(lambda: text in self.logs(), PATIENCE)
 
     def of(self, start: str) -> list[str]:
         """What the commands that begin like this said."""
@@ -136,7 +135,7 @@ class Terminal:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=LONG,
+            timeout=PATIENCE,
             check=False,
         )
         assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}\n{self.logs()}"
@@ -151,7 +150,7 @@ class Terminal:
             said = self.run(command)
             return '{"error"' not in said
 
-        until(is_one, LONG)
+        until(is_one, PATIENCE)
         return said
 
     def _start(self, command: str) -> None:
@@ -173,7 +172,7 @@ class Terminal:
         """Ends what runs in other terminals, as Ctrl-C or the page's `kill` does; the exit codes."""
         for one in self._background:
             one.send_signal(number)
-        codes = [one.wait(LONG) for one in self._background]
+        codes = [one.wait(PATIENCE) for one in self._background]
         self._background.clear()
         return codes
 

@@ -23,19 +23,18 @@ from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, pa
 from streamtrain.ps.rpc.server import Server
 from streamtrain.ps.shard import Shard
 from streamtrain.ps.shards import RunTemplate, Shards
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
 from tests.ps.counting import Log
-from tests.ps.raw import until
 from tests.ps.served import COUNTING, push
 
-SECONDS = 120.0
-PATIENCE = 30.0  # so long that a slow machine is never taken for a backup that is away
+AWAY_AFTER = 30.0  # so long that a slow machine is never taken for a backup that is away
 
 
 T = TypeVar("T")
 LOG: Log = {0: [[1, 2], [2], [3], [1]] * 10, 1: [[1], [4], [4], [2, 5]] * 10}
 ENDS = {p: len(samples) for p, samples in LOG.items()}
-RETRY = Retry(timeout=5.0, first_backoff=0.01, last_backoff=0.1, give_up=SECONDS)
+RETRY = Retry(timeout=5.0, first_backoff=0.01, last_backoff=0.1, give_up=PATIENCE)
 
 
 def answered(ask: Callable[[], T]) -> T:
@@ -113,7 +112,7 @@ class Place:
         other = self._addresses[1 - self._at]
         self.channel = grpc.insecure_channel(self._addresses[self._at], options=CHANNEL_OPTIONS)
         self._channel = grpc.insecure_channel(other, options=CHANNEL_OPTIONS)
-        pairing = Pairing(Peer(self._channel, other), PATIENCE, pause=0.05, retired=self.retired.append)
+        pairing = Pairing(Peer(self._channel, other), AWAY_AFTER, pause=0.05, retired=self.retired.append)
         self.node = node = Node(*self._node, pairing=pairing)
         self._server = Server(node)
         assert self._server.grpc.add_insecure_port(self._addresses[self._at])
@@ -148,7 +147,7 @@ class Place:
                 return False
             return True
 
-        until(done, SECONDS)
+        until(done, PATIENCE)
 
     @property
     def state(self) -> State | None:
@@ -209,7 +208,7 @@ class Paired:
         def found() -> list[Place]:
             return [place for place in self.places[index] if place.state is State.IN_STEP]
 
-        until(found, SECONDS)
+        until(found, PATIENCE)
         return found()[0]
 
     def other(self, place: Place) -> Place:

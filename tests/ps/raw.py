@@ -1,9 +1,7 @@
 """A client that says whatever it is told to, for what no client of ours would say; and patience with a deadline."""
 
 import queue
-import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -12,18 +10,8 @@ import pytest
 import streamtrain.ps.rpc.ps_pb2 as pb
 
 from streamtrain.ps.rpc import wire
+from tests.patience import PATIENCE
 from tests.ps.counting import SPEC
-
-SECONDS = 120.0  # for which anything is waited for; no test comes near
-
-
-def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Waits for a condition that others bring about."""
-    deadline, pause = time.monotonic() + seconds, 0.001
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        pause = min(2 * pause, 0.05)  # often at first; who waits for long leaves the processor to others
-        time.sleep(pause)
 
 
 class Raw:
@@ -38,7 +26,7 @@ class Raw:
     def __init__(self, channel: Any, metadata: tuple[tuple[str, str], ...] = (), method: str = "Session") -> None:
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream(f"/{wire.SERVICE}/{method}")
-        self._call = call(iter(self._queue.get, None), timeout=SECONDS, metadata=metadata)
+        self._call = call(iter(self._queue.get, None), timeout=PATIENCE, metadata=metadata)
 
     def say(self, *data: bytes) -> "Raw":
         """Sends messages."""

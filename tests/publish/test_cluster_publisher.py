@@ -28,8 +28,8 @@ from streamtrain.store.redis.dictionary import RedisDictionaries, ShardPart
 from streamtrain.store.redis.layout import FullPublicationNeeded, Layout, TableSize
 from streamtrain.store.redis.log import WriteToken
 from streamtrain.store.redis.model import RedisModel
+from tests.patience import until
 from tests.ps.counting import DENSE, SPEC, key, new_shard, pushes
-from tests.ps.raw import until
 from tests.ps.served import COUNTING
 from tests.publish.published import LOG, Cluster, assert_published, connect, counts, read
 

@@ -14,8 +14,8 @@ from streamtrain.publish.cluster_publisher import PublicationSchedule
 from streamtrain.publish.gate import Baseline
 from streamtrain.settings.groups import GateSettings
 from streamtrain.store.redis.dictionary import RedisDictionaries
+from tests.patience import until
 from tests.ps.counting import key
-from tests.ps.raw import until
 from tests.publish.published import Cluster, assert_published, read
 
 Window = dict[str, dict[str, float | None]]

@@ -23,9 +23,9 @@ from streamtrain.publish.lease import Lease, LeaseWatch
 from streamtrain.settings.groups import Settings
 from streamtrain.store.redis.dictionary import RedisDictionaries
 from streamtrain.store.redis.model import RedisModel
+from tests.patience import until
 from tests.ports import free_ports
 from tests.ps.counting import SPEC
-from tests.ps.raw import until
 from tests.ps.served import COUNTING, push
 from tests.publish.published import LOG, Cluster, assert_published, connect, server
 

@@ -15,7 +15,7 @@ from streamtrain.publish.cluster_publisher import Publications
 from streamtrain.publish.comparison import HeadComparison
 from streamtrain.store.redis import dictionary
 from streamtrain.store.redis.server import NodeInfo, RedisServer
-from tests.ps.raw import SECONDS, until
+from tests.patience import PATIENCE, until
 from tests.publish.published import Cluster, assert_published, read, server
 from tests.store.redis.test_access import cluster as nodes
 from tests.stream.redis_fixtures import redis_binary
@@ -207,7 +207,7 @@ def replicated() -> Iterator[tuple[Valkey, Valkey]]:
 def test_a_commit_is_on_a_replica_and_one_that_is_silent_is_told(
     replicated: tuple[Valkey, Valkey], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dictionary, "_REPLICATED_SECONDS", SECONDS)
+    monkeypatch.setattr(dictionary, "_REPLICATED_SECONDS", PATIENCE)
     primary, replica = replicated
     cluster = Cluster(primary.url)
     for samples in (2, 1):

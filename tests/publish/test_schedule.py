@@ -8,9 +8,9 @@ import pytest
 from streamtrain.checkpoint.cluster_checkpoint import Checkpointer, CheckpointInfo, CheckpointSchedule
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import Cluster, aside, some_log
+from tests.patience import PATIENCE
 from tests.ps.counting import assert_exact
 
-LONG = 120.0  # seconds that nothing takes, unless it hangs
 LOG = some_log(1, 1_000)
 
 
@@ -29,7 +29,7 @@ def test_checkpoints_are_taken_at_intervals(place: str) -> None:
     schedule.start()
     for at in range(4):
         cluster.learn(LOG, (0, at * 100, at * 100 + 100))
-        assert taken.acquire(timeout=LONG)
+        assert taken.acquire(timeout=PATIENCE)
     schedule.stop()
     assert schedule.failed == 0
     assert Epochs(place).numbers() == list(range(1, schedule.taken + 1))
@@ -65,7 +65,7 @@ def test_schedule_survives_any_error(caplog: pytest.LogCaptureFixture) -> None:
     checkpointer = Broken()
     schedule = CheckpointSchedule(checkpointer, 0.001)
     schedule.start()
-    assert all(checkpointer.called.acquire(timeout=LONG) for _ in range(3))
+    assert all(checkpointer.called.acquire(timeout=PATIENCE) for _ in range(3))
     schedule.stop()
     assert schedule.failed >= 2
     assert "no memory" in caplog.text
@@ -75,7 +75,7 @@ def test_schedule_stops_promptly() -> None:
     checkpointer = Broken()
     schedule = CheckpointSchedule(checkpointer, 3600.0)
     schedule.start()
-    aside(schedule.stop).result(LONG)
+    aside(schedule.stop).result(PATIENCE)
     assert not checkpointer.called.acquire(blocking=False)
 
 

@@ -11,8 +11,8 @@ from streamtrain.embedded.valkey import Valkey
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Span
 from streamtrain.store.redis.versions import RedisVersions
+from tests.patience import until
 from tests.ps.counting import SPEC, key, pushes
-from tests.ps.raw import until
 from tests.publish.published import Cluster, read
 
 L1 = {"optimizer": "ftrl", "rate": 1.0, "l1": 1.5}  # with gradients of -1: zero until an id was seen twice

@@ -16,7 +16,7 @@ from streamtrain.settings.groups import GateSettings
 from streamtrain.store.publication import Publication
 from streamtrain.store.redis.dictionary import RedisDictionaries
 from streamtrain.store.redis.versions import RedisVersions
-from tests.ps.raw import until
+from tests.patience import until
 from tests.publish.published import Cluster
 
 

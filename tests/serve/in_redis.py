@@ -19,9 +19,9 @@ from streamtrain.store.redis.layout import TableSize
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.store.redis.versions import RedisVersions
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.published import KEYS, TIME, counted, rows, weights
-from tests.serve.running import LONG, serving
+from tests.serve.running import serving
 
 MODEL = counted()
 PREDICT = "/v1/models/model:predict"
@@ -75,7 +75,7 @@ class InRedis:
         settings = self.settings(**given)
         follower = follow(MODEL, settings)
         with serving(follower.registry, follower, watchdog=settings.watchdog) as client:
-            until(lambda: client.get("/healthz/ready").status_code == 200, LONG)
+            until(lambda: client.get("/healthz/ready").status_code == 200, PATIENCE)
             yield client
 
 

@@ -15,8 +15,8 @@ from streamtrain.serve.http.app import Server, configure, make_app
 from streamtrain.serve.http.console import ClusterView
 from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import Registry
+from tests.patience import PATIENCE
 
-LONG = 120.0  # seconds that nothing takes, unless it hangs
 TOKEN = "secret"
 
 
@@ -33,7 +33,7 @@ def running_grpc(registry: Registry, updater: RegistryUpdater | None = None, **c
     options = ServingConfig(admin_token=TOKEN, grpc_listen="127.0.0.1:0", **config)
     server = Server(configure(make_app(registry, updater, options), "127.0.0.1:0"))
     with running_server(server):
-        deadline = time.monotonic() + LONG
+        deadline = time.monotonic() + PATIENCE
         while not server.grpc_port:
             assert time.monotonic() < deadline
             time.sleep(0.005)  # as for HTTP
@@ -46,7 +46,7 @@ def running_server(server: uvicorn.Server) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + LONG
+        deadline = time.monotonic() + PATIENCE
         while not server.started:
             assert thread.is_alive()
             assert time.monotonic() < deadline
@@ -54,7 +54,7 @@ def running_server(server: uvicorn.Server) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(LONG)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
@@ -69,4 +69,4 @@ def serving(
 
 
 def client_of(url: str) -> httpx.Client:
-    return httpx.Client(base_url=url, timeout=LONG, trust_env=False)
+    return httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False)

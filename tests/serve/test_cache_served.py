@@ -17,10 +17,10 @@ from streamtrain.serve.cache import Cache
 from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.published import KEYS, USERS, counted, origin_of, publish
 from tests.serve.redis_published import RedisPublished
-from tests.serve.running import LONG, TOKEN, client_of, serving
+from tests.serve.running import TOKEN, client_of, serving
 from tests.serve.test_cache import lose
 
 PUBLICATIONS = 60
@@ -73,7 +73,7 @@ def test_swaps_under_load(redis_url: str, cache_bytes: int) -> None:
         for thread in threads:
             thread.start()
         rng = random.Random(0)
-        deadline = time.monotonic() + LONG
+        deadline = time.monotonic() + PATIENCE
         for number in count(5):
             if number >= 5 + PUBLICATIONS and all(map(has_seen_enough, seen)):
                 break
@@ -140,12 +140,12 @@ def test_a_new_server_whose_head_is_damaged_is_not_ready_on_an_older_one(redis_u
     publish(older, 0)
     registry = Registry(counted(), published.origin)
     with serving(registry, RegistryUpdater(registry, fallback=older, every=0.02)) as client:
-        until(lambda: "has 0 rows, not 20" in client.get("/healthz/ready").text, LONG)
-        until(lambda: registry.served is not None, LONG)
-        until(lambda: "older publication" in client.get("/healthz/ready").text, LONG)
+        until(lambda: "has 0 rows, not 20" in client.get("/healthz/ready").text, PATIENCE)
+        until(lambda: registry.served is not None, PATIENCE)
+        until(lambda: "older publication" in client.get("/healthz/ready").text, PATIENCE)
         assert client.get("/healthz/ready").status_code == 503
         published.publish(2, full=True)
-        until(lambda: client.get("/healthz/ready").status_code == 200, LONG)
+        until(lambda: client.get("/healthz/ready").status_code == 200, PATIENCE)
         answer = client.post(f"{URL}:predict", json={"instances": [{"user": "u0"}]})
         assert answer.json() == {"predictions": [[2002]]}
     published.close()

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.in_redis import PREDICT, InRedis, predicted
-from tests.serve.running import LONG, TOKEN
+from tests.serve.running import TOKEN
 
 CONTROL = "/v1/models/model"
 INFER = "/v2/models/model/infer"
@@ -164,12 +164,12 @@ def test_damaged_labels_and_a_damaged_head(published: InRedis, client: httpx.Cli
     published.server.call("HSET", published.model.keys.labels, "canary", "x")
     answer = client.post(f"{CONTROL}:rollback", headers=BEARER)
     assert (answer.status_code, "the labels of" in answer.json()["error"]) == (503, True)
-    until(lambda: "the labels of" in client.get("/healthz/ready").json()["origin"], LONG)
+    until(lambda: "the labels of" in client.get("/healthz/ready").json()["origin"], PATIENCE)
     published.server.call("HDEL", published.model.keys.labels, "canary")
-    until(lambda: client.get("/healthz/ready").json()["origin"] == "ok", LONG)
+    until(lambda: client.get("/healthz/ready").json()["origin"] == "ok", PATIENCE)
 
     published.server.call("XADD", published.model.keys.log, "*", "c", "{", "l", "x", "a", "[]", "f", "0")
-    until(lambda: client.get("/healthz/ready").json()["origin"] != "ok", LONG)
+    until(lambda: client.get("/healthz/ready").json()["origin"] != "ok", PATIENCE)
     assert predicted(client) == ("head", 2)
     assert client.post(f"{CONTROL}:promote", json={"version": 1}, headers=BEARER).status_code == 200
     assert predicted(client) == ("1", 1)

@@ -34,9 +34,9 @@ from streamtrain.store.traffic import Arm, Traffic
 from streamtrain.stream.kafka.stream import KafkaStream
 from streamtrain.stream.source import Record
 from streamtrain.testing.store import MemoryOrigin
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.published import counted, origin_of, publish
-from tests.serve.running import LONG, client_of, running_server
+from tests.serve.running import client_of, running_server
 from tests.stream.servers import kafka
 
 __all__ = ["kafka"]
@@ -68,7 +68,7 @@ class Place(NamedTuple):
 
     def written(self, count: int) -> list[Record]:
         """All impressions, once so many are."""
-        until(lambda: self.counts()["written"] >= count, LONG)
+        until(lambda: self.counts()["written"] >= count, PATIENCE)
         records = read(self.impressions)
         assert len(records) == count
         return records
@@ -105,11 +105,11 @@ def place(kafka: Broker, valkey: str, request: pytest.FixtureRequest) -> Iterato
     registry.promote(1)
     registry.promote(HEAD)
     traffic = Traffic(((Arm("prod", origin.name, "prod"), 50.0), (Arm("canary", origin.name, "1"), 50.0)))
-    config = ServingConfig(grpc_listen="127.0.0.1:0", offset_timeout=LONG, traffic=traffic, max_instances=100)
+    config = ServingConfig(grpc_listen="127.0.0.1:0", offset_timeout=PATIENCE, traffic=traffic, max_instances=100)
     server = Server(configure(make_app(registry, config=config, feedback=feedback), "127.0.0.1:0"))
     redis = RedisServer(valkey, timeout=20)
     with running_server(server) as url, client_of(url) as client:
-        until(lambda: server.grpc_port != 0, LONG)
+        until(lambda: server.grpc_port != 0, PATIENCE)
         address = f"127.0.0.1:{server.grpc_port}"
         yield Place(client, address, impressions, outcomes, origin, redis, Keys(name).join, feedback)
     redis.close()
@@ -141,7 +141,7 @@ def test_what_was_answered_is_written(place: Place) -> None:
             "arm": headers["x-arm"],
             "propensity": float(headers["x-propensity"]),
         }
-        assert abs(one.pop("time") - record.time) < LONG
+        assert abs(one.pop("time") - record.time) < PATIENCE
         assert one == instance | {"id": (record.key or b"").decode()}
         arms.add(serving["arm"])
     assert not answered
@@ -160,7 +160,7 @@ def test_all_protocols_write(place: Place) -> None:
     request.inputs["user"].string_val.append(b"u4")
     with grpc.insecure_channel(place.grpc) as channel:
         call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-        call(request.SerializeToString(), LONG, metadata=[("x-request-id", "grpc")])
+        call(request.SerializeToString(), PATIENCE, metadata=[("x-request-id", "grpc")])
     found = {one["id"]: one["user"] for one in (json.loads(record.value) for record in place.written(6))}
     assert found == {
         "columns-0": "u1",
@@ -179,7 +179,7 @@ def test_a_sample_is_drawn_by_id(place: Place) -> None:
         instances = [{"user": "u1", "id": one} for one in ids]
         for part in (instances[:100], instances[100:]):
             assert place.client.post(f"{URL}:predict", json={"instances": part}).status_code == 200
-    until(lambda: place.counts()["written"] + place.counts()["skipped"] == 400, LONG)
+    until(lambda: place.counts()["written"] + place.counts()["skipped"] == 400, PATIENCE)
     times = Counter(json.loads(record.value)["id"] for record in read(place.impressions))
     assert set(times.values()) == {2}
     assert 30 < len(times) < 90
@@ -239,7 +239,7 @@ def test_names_of_fields() -> None:
 
 def test_outcomes_are_where_the_answer_says(place: Place) -> None:
     one = {"id": "r0-0", "kind": "click"}
-    until(lambda: place.client.post(f"{URL}/outcomes", json=one).status_code == 200, LONG)
+    until(lambda: place.client.post(f"{URL}/outcomes", json=one).status_code == 200, PATIENCE)
     batch = [{"id": f"r{i}-0", "kind": "buy", "value": i / 4, "time": 1_700_000_000 + i} for i in range(100)]
     answer = place.client.post(f"{URL}/outcomes", json={"outcomes": batch})
     assert answer.status_code == 200, answer.text
@@ -250,7 +250,7 @@ def test_outcomes_are_where_the_answer_says(place: Place) -> None:
         assert json.loads(stored[offset].value) == given
         assert stored[offset].key == str(given["id"]).encode()
     (first,) = set(stored) - set(offsets)
-    assert abs(json.loads(stored[first].value).pop("time") - stored[first].time) < LONG
+    assert abs(json.loads(stored[first].value).pop("time") - stored[first].time) < PATIENCE
     assert place.counts("outcomes", "result")["written"] == 101
 
 
@@ -260,7 +260,7 @@ def test_an_outcome_is_in_the_partition_of_its_impression(place: Place) -> None:
     at = {record.key: record.partition for record in place.written(30)}
     assert set(at.values()) == {0, 1, 2}
     batch = [{"id": key.decode(), "kind": "click"} for key in at if key]
-    until(lambda: place.client.post(f"{URL}/outcomes", json={"outcomes": batch}).status_code == 200, LONG)
+    until(lambda: place.client.post(f"{URL}/outcomes", json={"outcomes": batch}).status_code == 200, PATIENCE)
     assert {record.key: record.partition for record in read(place.outcomes)} == at
 
 
@@ -324,7 +324,7 @@ def test_unknown_models_and_servers_without_a_topic(shared: httpx.Client) -> Non
 
 
 def test_a_request_waits_for_what_came_of_an_outcome(place: Place) -> None:
-    until(lambda: place.client.post(f"{URL}/outcomes", json=GOOD).status_code == 200, LONG)
+    until(lambda: place.client.post(f"{URL}/outcomes", json=GOOD).status_code == 200, PATIENCE)
     (offset,) = place.client.post(f"{URL}/outcomes", json=GOOD).json()["offsets"]
     _, partition, outcome = offset.split(":")
     entry = {"outcome": int(outcome), "sample": 9}  # joined up to, but without this outcome
@@ -337,10 +337,10 @@ def test_a_request_waits_for_what_came_of_an_outcome(place: Place) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    until(lambda: "streamtrain_serving_under_way_requests 1.0" in place.client.get("/metrics").text, LONG)
+    until(lambda: "streamtrain_serving_under_way_requests 1.0" in place.client.get("/metrics").text, PATIENCE)
     last = 2 if partition == "0" else 0  # the head has learned two samples of partition 0, and none of the others
     place.redis.call("HSET", place.join, partition, json.dumps({"outcome": int(outcome) + 1, "sample": last}))
-    asking.join(LONG)
+    asking.join(PATIENCE)
     assert [answer.status_code for answer in answers] == [200], answers[0].text
 
 

@@ -11,12 +11,12 @@ import pytest
 from streamtrain.embedded.valkey import Valkey
 from tests import commands
 from tests.metrics_page import on_the_page
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
 from tests.processes.test_serving import ROOT
-from tests.ps.raw import until
 from tests.serve.in_redis import InRedis
 from tests.serve.published import counted
-from tests.serve.running import LONG, TOKEN, client_of
+from tests.serve.running import TOKEN, client_of
 
 MODELS = {
     "ads.py": "from tests.serve.published import counted\nmodel = counted()\n",
@@ -66,7 +66,7 @@ class Serving:
     def end(self) -> None:
         self.client.close()
         self.process.terminate()
-        self.process.wait(LONG)
+        self.process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_two_models_with_different_features(ads: InRedis, feed: InRedis, tmp_pat
     feed.versions.make("ann")
     server = Serving(tmp_path, ads.url, '{"ads": "", "feed": "feed.py:model"}')
     try:
-        until(lambda: server.is_ready("ads") and server.is_ready("feed"), LONG)
+        until(lambda: server.is_ready("ads") and server.is_ready("feed"), PATIENCE)
         assert server.client.get("/v1/models").json() == {"models": ["ads", "feed"]}
         for model, field, expected in (("ads", "user", 1001.0), ("feed", "item", 3003.0)):
             assert server.predict(model, field).json() == {"predictions": [[expected]]}
@@ -126,7 +126,7 @@ def test_two_models_with_different_features(ads: InRedis, feed: InRedis, tmp_pat
             env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "no_proxy": "*"},
             capture_output=True,
             text=True,
-            timeout=LONG,
+            timeout=PATIENCE,
             check=False,
         )
         assert (client.returncode, client.stdout.split()) == (0, ["ads", "feed", "unknown"]), client.stderr
@@ -135,7 +135,7 @@ def test_two_models_with_different_features(ads: InRedis, feed: InRedis, tmp_pat
         promoted = server.client.post("/v1/models/feed:promote", json={"version": 1}, headers=BEARER)
         assert promoted.json()["served"] == "1"
         assert server.predict("feed", "item").json() == {"predictions": [[3003.0]]}
-        until(lambda: server.predict("feed", "item", "/versions/head").json() == {"predictions": [[4004.0]]}, LONG)
+        until(lambda: server.predict("feed", "item", "/versions/head").json() == {"predictions": [[4004.0]]}, PATIENCE)
         assert server.predict("ads", "user").headers["x-model-version"] == "head"  # another model's promotion
 
         exported = server.client.get("/metrics").text
@@ -151,7 +151,7 @@ def test_one_that_cannot_be_loaded_leaves_the_others(ads: InRedis, tmp_path: Pat
     models = '{"ads": "", "broken": "broken.py:model", "unpublished": "feed.py:model"}'
     server = Serving(tmp_path, ads.url, models, serve__processes=2)
     try:
-        until(lambda: server.is_ready("ads"), LONG)
+        until(lambda: server.is_ready("ads"), PATIENCE)
         assert server.predict("ads", "user").json() == {"predictions": [[1001.0]]}
 
         broken = server.predict("broken", "user")
@@ -173,7 +173,7 @@ def test_names_alone_are_versions_of_the_same_file(ads: InRedis, tmp_path: Path)
     fork.publish(1, row=5)
     server = Serving(tmp_path, ads.url, "ads, ads-fork")
     try:
-        until(lambda: server.is_ready("ads") and server.is_ready("ads-fork"), LONG)
+        until(lambda: server.is_ready("ads") and server.is_ready("ads-fork"), PATIENCE)
         assert server.predict("ads", "user").json() == {"predictions": [[1001.0]]}
         assert server.predict("ads-fork", "user").json() == {"predictions": [[1005.0]]}
         ready = server.client.get("/healthz/ready").json()

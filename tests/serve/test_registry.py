@@ -23,9 +23,8 @@ from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.store.publication import Publication, PublicationStep, RowChange, Weights
 from streamtrain.testing.store import MemoryOrigin
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.published import KEYS, counted, origin_of, publish, rows, weights
-from tests.serve.running import LONG
 
 MODEL = counted()
 SAMPLE = [{"user": "u1"}]
@@ -86,7 +85,7 @@ class Changes:
 
     def wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, LONG)
+            assert self._changed.wait_for(condition, PATIENCE)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import PublicationError
 from streamtrain.processes.serving import follow
 from streamtrain.serve.selection import Selection
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.in_redis import MODEL, InRedis, predicted
-from tests.serve.running import LONG, TOKEN
+from tests.serve.running import TOKEN
 
 CONTROL = "/v1/models/model"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -53,14 +53,14 @@ def test_two_servers_follow_one_label(published: InRedis) -> None:
         assert predicted(one) == predicted(two) == ("head", 3)
         assert promote(one, 1, why="a try").json()["served"] == "1"
         assert predicted(one) == ("1", 1)
-        until(lambda: predicted(two) == ("1", 1), LONG)
+        until(lambda: predicted(two) == ("1", 1), PATIENCE)
         assert promote(two, 2).json()["served"] == "2"
-        until(lambda: predicted(one) == ("2", 2), LONG)
+        until(lambda: predicted(one) == ("2", 2), PATIENCE)
         assert rollback(one, why="worse").json()["served"] == "1"
         assert predicted(one) == ("1", 1)
-        until(lambda: predicted(two) == ("1", 1), LONG)
+        until(lambda: predicted(two) == ("1", 1), PATIENCE)
         assert rollback(two).json()["served"] == "head"
-        until(lambda: predicted(one) == predicted(two) == ("head", 3), LONG)
+        until(lambda: predicted(one) == predicted(two) == ("head", 3), PATIENCE)
         assert promote(one, "head").json()["served"] == "head"
     assert published.labels() == {}
     deeds = [(one.what, one.who, one.why, one.version) for one in published.versions.history() if one.label == "prod"]
@@ -74,9 +74,9 @@ def test_what_the_command_line_promotes_is_followed(published: InRedis) -> None:
     with published.served() as client:
         assert predicted(client) == ("1", 1)
         published.control.promote(None, "ann")
-        until(lambda: predicted(client) == ("head", 2), LONG)
+        until(lambda: predicted(client) == ("head", 2), PATIENCE)
         published.publish(3)
-        until(lambda: predicted(client) == ("head", 3), LONG)
+        until(lambda: predicted(client) == ("head", 3), PATIENCE)
 
 
 def test_what_cannot_be_served_is_refused_before_the_label_changes(published: InRedis) -> None:
@@ -103,15 +103,15 @@ def test_a_server_that_cannot_load_what_is_labelled_serves_on_and_says_so(publis
     with published.served() as client:
         for good in (1, 3):
             published.control.promote(good, "ann")
-            until(lambda good=good: predicted(client) == (str(good), good), LONG)  # type: ignore[misc]
+            until(lambda good=good: predicted(client) == (str(good), good), PATIENCE)  # type: ignore[misc]
             published.control.promote(2, "ann")
-            until(lambda: "weights" in client.get("/healthz/ready").json()["origin"], LONG)
+            until(lambda: "weights" in client.get("/healthz/ready").json()["origin"], PATIENCE)
             about = client.get("/healthz/ready").json()
             assert (about["version"], about["wanted"]) == (str(good), "2")
             assert "streamtrain_serving_as_wanted 0.0" in client.get("/metrics").text
             assert predicted(client) == (str(good), good)
         published.control.rollback("ann")
-        until(lambda: client.get("/healthz/ready").json()["origin"] == "ok", LONG)
+        until(lambda: client.get("/healthz/ready").json()["origin"] == "ok", PATIENCE)
         assert "streamtrain_serving_as_wanted 1.0" in client.get("/metrics").text
 
 
@@ -179,7 +179,8 @@ def test_a_pinned_server_stays(published: InRedis, pinned: str, name: str) -> No
             assert (status, f"this server is pinned to {name}: set serve.version to" in message) == (409, True)
         published.publish(3)
         until(
-            lambda: client.get(f"{CONTROL}/versions", headers=BEARER).json()["versions"][1]["labels"] == ["prod"], LONG
+            lambda: client.get(f"{CONTROL}/versions", headers=BEARER).json()["versions"][1]["labels"] == ["prod"],
+            PATIENCE,
         )
         assert predicted(client)[0] == pinned
         assert published.labels() == {"prod": 2}
@@ -196,7 +197,7 @@ def test_while_redis_is_away_nothing_changes() -> None:
                 assert answer.status_code == 503
                 assert "does not answer" in answer.json()["error"]
             assert predicted(client) == ("1", 1)
-            until(lambda: "away for" in client.get("/healthz/ready").json()["origin"], LONG)
+            until(lambda: "away for" in client.get("/healthz/ready").json()["origin"], PATIENCE)
         published.server.close()
 
 
@@ -223,18 +224,19 @@ def test_what_a_server_has_loaded_is_not_deleted(published: InRedis) -> None:
     with published.served() as client:
         assert promote(client, 1).status_code == 200
         assert promote(client, "head").status_code == 200
-        until(lambda: len(held(published)) == 1, LONG)
+        until(lambda: len(held(published)) == 1, PATIENCE)
         assert published.versions.retain(1, "ann") == [2, 3]
         with pytest.raises(PublicationError, match=r"version 1 of .* is in use by the server .*:[0-9]+"):
             published.versions.delete(1, "ann")
         published.keep(5, 6)
         # As long as the server knows 1 by its label, it drops others before it.
         until(
-            lambda: client.post("/v1/models/model/labels/prod:predict", json={"instances": []}).status_code == 404, LONG
+            lambda: client.post("/v1/models/model/labels/prod:predict", json={"instances": []}).status_code == 404,
+            PATIENCE,
         )
         for version in (5, 6):
             assert promote(client, version).status_code == 200
-        until(lambda: held(published) == {5, 6}, LONG)
+        until(lambda: held(published) == {5, 6}, PATIENCE)
     assert held(published) == set()
     published.versions.delete(1, "ann")
 

@@ -10,8 +10,9 @@ import httpx
 
 from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.registry import HEAD, Registry
+from tests.patience import PATIENCE
 from tests.serve.published import USERS, counted, origin_of, publish
-from tests.serve.running import LONG, TOKEN, client_of, serving
+from tests.serve.running import TOKEN, client_of, serving
 
 SWAPS = 200
 URL = "/v1/models/model"
@@ -52,7 +53,7 @@ def test_swaps_under_load() -> None:
             thread.start()
         try:
             rng = random.Random(0)
-            deadline = time.monotonic() + LONG
+            deadline = time.monotonic() + PATIENCE
             for number in count(5):
                 if number >= 5 + SWAPS and all(set(one) == {"1", "2", "3", "4", "head"} for one in seen):
                     break

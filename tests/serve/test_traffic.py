@@ -17,9 +17,9 @@ from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ConfigError, TrafficRefused
 from streamtrain.store.redis.traffic import RedisTraffic
 from streamtrain.store.traffic import Arm, Traffic
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.in_redis import InRedis
-from tests.serve.running import LONG, client_of
+from tests.serve.running import client_of
 from tests.serve.test_models import BEARER, Serving
 from tests.serve.test_watchdog import TOO_LARGE, probes
 
@@ -64,9 +64,9 @@ def server(pairs: list[tuple[InRedis, InRedis]], tmp_path_factory: pytest.TempPa
     one = Serving(tmp_path_factory.mktemp("serving"), url, names, serve__processes=2, serve__routing_key="user")
     try:
         for ads, challenger in pairs:
-            until(lambda: one.is_ready(name_of(ads)), LONG)  # noqa: B023
-            until(lambda: len(ads.versions.holders().get(1, [])) == 2, LONG)  # noqa: B023
-            until(lambda: len(challenger.versions.holders().get(0, [])) == 2, LONG)  # noqa: B023
+            until(lambda: one.is_ready(name_of(ads)), PATIENCE)  # noqa: B023
+            until(lambda: len(ads.versions.holders().get(1, [])) == 2, PATIENCE)  # noqa: B023
+            until(lambda: len(challenger.versions.holders().get(0, [])) == 2, PATIENCE)  # noqa: B023
         yield one
     finally:
         one.end()
@@ -132,7 +132,7 @@ def test_a_canary_gets_its_share_and_keys_stay(server: Serving, ads: InRedis) ->
         "prod=95 canary=5",
     )
     others = [client_of(f"http://127.0.0.1:{server.port}") for _ in range(8)]  # connections to both processes
-    until(lambda: all("x-arm" in arm_of(one, ads).headers for one in others), LONG)
+    until(lambda: all("x-arm" in arm_of(one, ads).headers for one in others), PATIENCE)
 
     seen: dict[str, str] = {}
     for i in range(REQUESTS):
@@ -182,7 +182,7 @@ def test_changes_under_load_fail_no_request(server: Serving, ads: InRedis, chall
         one.start()
     control = control_of(ads)
     try:
-        end = time.monotonic() + LONG
+        end = time.monotonic() + PATIENCE
         for i in takewhile(lambda i: i < 200 or (len(arms) < 3 and time.monotonic() < end), count()):
             some, other = (7 * i) % 50, (11 * i) % 50
             weights = {"prod": 100.0 - some - other, "canary": float(some), name_of(challenger): float(other)}
@@ -196,13 +196,13 @@ def test_changes_under_load_fail_no_request(server: Serving, ads: InRedis, chall
 
     name = name_of(challenger)
     control.change({name: 100}, "ann")  # all go to the other model
-    until(lambda: {arm_of(server.client, ads, str(i)).headers["x-arm"] for i in range(20)} == {name}, LONG)
+    until(lambda: {arm_of(server.client, ads, str(i)).headers["x-arm"] for i in range(20)} == {name}, PATIENCE)
     assert arm_of(server.client, ads).json() == {"predictions": [[3003.0]]}
 
 
 def test_the_mirror_leaves_answers_and_measures_differences(server: Serving, ads: InRedis, challenger: InRedis) -> None:
     control_of(ads).change({}, "ann", mirror=name_of(challenger))
-    until(lambda: "x-arm" in arm_of(server.client, ads).headers, LONG)
+    until(lambda: "x-arm" in arm_of(server.client, ads).headers, PATIENCE)
     before = server.client.get("/metrics").text
     for _ in range(50):
         assert arm_of(server.client, ads).json() == {"predictions": [[2002.0]]}
@@ -216,7 +216,7 @@ def test_the_mirror_leaves_answers_and_measures_differences(server: Serving, ads
     start = metric(before, "mirrored_requests_total", outcome)
     until(
         lambda: metric(server.client.get("/metrics").text, "mirrored_requests_total", outcome) >= start + 50,
-        LONG,
+        PATIENCE,
     )
     text = server.client.get("/metrics").text
     compared = metric(text, "mirrored_requests_total", outcome)
@@ -236,20 +236,20 @@ def test_an_arm_that_fails_on_samples_of_the_stream_is_stopped(
     if bad == "challenger":
         bad = name_of(challenger)
         challenger.publish(4, row=TOO_LARGE)
-        until(lambda: server.predict(bad, "user").json()["predictions"][0][0] > 1e38, LONG)
+        until(lambda: server.predict(bad, "user").json()["predictions"][0][0] > 1e38, PATIENCE)
     else:  # the head is good, and version 2 is not
         ads.publish(3, row=TOO_LARGE)
         ads.versions.make("ann")
         ads.publish(4)
         ads.versions.set_label("canary", 2, "ann")
-        until(lambda: len(ads.versions.holders().get(2, [])) == 2, LONG)
+        until(lambda: len(ads.versions.holders().get(2, [])) == 2, PATIENCE)
     control = control_of(ads)
     control.change({"prod": 95.0, bad: 5.0}, "ann")
-    until(lambda: (now := control.read()) is not None and now.weights() == {"prod": 100.0, bad: 0.0}, LONG)
+    until(lambda: (now := control.read()) is not None and now.weights() == {"prod": 100.0, bad: 0.0}, PATIENCE)
     stops = [entry for entry in ads.versions.history() if entry.who == "watchdog" and entry.what == "traffic"]
     assert [(entry.traffic_was, entry.traffic) for entry in stops] == [(f"prod=95 {bad}=5", f"prod=100 {bad}=0")]
     assert "fails on samples of the stream: 2 of 2 predictions are not finite" in stops[0].why
-    until(lambda: (now := arms_of(server.client, ads)[bad])["weight"] == 0 and now["stopped"] == stops[0].why, LONG)
+    until(lambda: (now := arms_of(server.client, ads)[bad])["weight"] == 0 and now["stopped"] == stops[0].why, PATIENCE)
     assert server.client.get(f"/v1/models/{name_of(ads)}/traffic", headers=BEARER).json()["stopped"] == {
         bad: stops[0].why
     }
@@ -262,21 +262,23 @@ def test_clients_cannot_stop_an_arm(server: Serving, ads: InRedis, challenger: I
     ads.versions.make("ann")
     ads.publish(4)
     ads.versions.set_label("canary", 2, "ann")  # it fails on its samples
-    until(lambda: len(ads.versions.holders().get(2, [])) == 2, LONG)
+    until(lambda: len(ads.versions.holders().get(2, [])) == 2, PATIENCE)
     name = name_of(challenger)
     challenger.publish(4, row=TOO_LARGE)  # two users at once overflow; one, as in the probes, does not
-    until(lambda: server.predict(name, "user").json()["predictions"][0][0] > 1e38, LONG)
+    until(lambda: server.predict(name, "user").json()["predictions"][0][0] > 1e38, PATIENCE)
     control = control_of(ads)
     control.change({name: 100.0}, "ann")
-    until(lambda: arm_of(server.client, ads).headers.get("x-arm") == name, LONG)
+    until(lambda: arm_of(server.client, ads).headers.get("x-arm") == name, PATIENCE)
     for _ in range(50):
         answer = server.client.post(url_of(ads, "predict"), json={"instances": [{"user": ["u1", "u2"]}]})
         assert answer.status_code == 400
     challenger.publish(5, row=TOO_LARGE)  # so that it is checked once more
-    until(lambda: server.predict(name, "user").headers["x-publication"] == "5", LONG)
+    until(lambda: server.predict(name, "user").headers["x-publication"] == "5", PATIENCE)
     assert control.read() == Traffic(((Arm(name, name, "prod"), 100.0),))
     control.change({name: 95.0, "canary": 5.0}, "ann")  # arms are checked in their order: whoever stops the other one
-    until(lambda: (now := control.read()) is not None and now.weights()["canary"] == 0.0, LONG)  # has checked this one
+    until(
+        lambda: (now := control.read()) is not None and now.weights()["canary"] == 0.0, PATIENCE
+    )  # has checked this one
     assert (now := control.read()) is not None
     assert now.weights() == {name: 95.0, "canary": 0.0, "prod": 5.0}
 
@@ -333,7 +335,7 @@ def test_the_command(server: Serving, ads: InRedis, challenger: InRedis) -> None
     assert run("--json")[1] == f'{{"weights": {{"prod": 95.0, "{other}": 5.0}}, "mirror": null, "stopped": {{}}}}\n'
     assert f"prod=95 {other}=5 mirror=canary" in run("--mirror", "canary")[1]
     asked = {"weights": {"prod": 95.0, other: 5.0}, "mirror": "canary", "stopped": {}}
-    until(lambda: server.client.get(f"/v1/models/{own}/traffic", headers=BEARER).json() == asked, LONG)
+    until(lambda: server.client.get(f"/v1/models/{own}/traffic", headers=BEARER).json() == asked, PATIENCE)
     history = CliRunner().invoke(app, ["versions", "--history", *settings]).output
     assert f"{other}=5" in history
 

@@ -21,10 +21,10 @@ from streamtrain.serve.selection import Selection
 from streamtrain.serve.watchdog import Anomaly, Watchdog
 from streamtrain.settings.groups import GateSettings, Settings, WatchdogSettings
 from streamtrain.store.redis.source import RedisOrigin
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.in_redis import MODEL, PREDICT, InRedis, predicted
 from tests.serve.published import KEYS, origin_of, publish, weights
-from tests.serve.running import LONG, TOKEN
+from tests.serve.running import TOKEN
 
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 TOO_LARGE = 3e38  # two such rows are not finite, none is
@@ -67,7 +67,7 @@ def test_requests_decide_nothing(published: InRedis) -> None:
         promote(client, 2)
         overflow(client, times=20)
         published.model.keep_probes({0: probes(["u1"], ["u2"], [])})
-        until(lambda: looked(client, 3), LONG)
+        until(lambda: looked(client, 3), PATIENCE)
         overflow(client, times=20)
         assert serves(client) == "2"
     assert published.labels() == {"prod": 2}
@@ -86,12 +86,12 @@ def test_all_servers_leave_a_version_that_fails_on_samples_of_the_stream(publish
     with published.served() as one, published.served() as two:
         promote(one, 1)
         promote(one, 3)
-        until(lambda: predicted(one) == predicted(two) == ("1", 1), LONG)
+        until(lambda: predicted(one) == predicted(two) == ("1", 1), PATIENCE)
         assert published.labels() == {"prod": 1}
         deed = published.versions.history()[0]
         assert (deed.what, deed.who) == ("rollback", "watchdog")
         assert deed.why == "version 3 fails on samples of the stream: 2 of 3 predictions are not finite"
-        until(lambda: rollbacks(one) + rollbacks(two) == 1, LONG)  # which is counted just after it is done
+        until(lambda: rollbacks(one) + rollbacks(two) == 1, PATIENCE)  # which is counted just after it is done
 
 
 def rollbacks(client: httpx.Client) -> int:
@@ -105,9 +105,9 @@ def test_a_pinned_server_leaves_alone(published: InRedis) -> None:
     published.versions.set_label("canary", 1, "ann")
     published.control.promote(2, "ann")
     with published.served(version="2") as client:
-        until(lambda: client.post("/v1/models/model/labels/canary:predict", json=BOTH).status_code == 200, LONG)
+        until(lambda: client.post("/v1/models/model/labels/canary:predict", json=BOTH).status_code == 200, PATIENCE)
         published.model.keep_probes({0: probes(["u1", "u2"])})
-        until(lambda: predicted(client) == ("1", 1), LONG)
+        until(lambda: predicted(client) == ("1", 1), PATIENCE)
     assert published.labels() == {"prod": 2, "canary": 1}
 
 
@@ -146,10 +146,10 @@ def test_the_head_is_left_for_the_newest_version() -> None:
     assert watched.dog.check() is None
     for number in (5, 13):  # it may move, slowly
         publish(watched.origin, number)
-        watched.registry.follow_head(LONG)
+        watched.registry.follow_head(PATIENCE)
         assert watched.dog.check() is None
     publish(watched.origin, 100)
-    watched.registry.follow_head(LONG)
+    watched.registry.follow_head(PATIENCE)
     fault = watched.dog.check()
     assert fault is not None
     assert fault.reason == "mean"
@@ -220,7 +220,7 @@ def test_newer_probes_are_taken_of_a_good_head_and_it_is_their_measure() -> None
         if newer:
             watched.origin.keep_probes([probes(*newer)])
         publish(watched.origin, 3)
-        watched.registry.follow_head(LONG)
+        watched.registry.follow_head(PATIENCE)
         assert watched.dog.check() is None
         return watched.dog.probes
 
@@ -255,7 +255,7 @@ def test_newer_probes_that_a_good_head_fails_on_are_not_taken(newer: list[list[s
     for at in (0, 10, 20):
         watched.at = at
         watched.origin.publish({"user": keys}, weights(0))
-        watched.registry.follow_head(LONG)
+        watched.registry.follow_head(PATIENCE)
         watched.dog.check()
         if at == 0:
             watched.origin.keep_probes([probes(*newer)])
@@ -463,11 +463,11 @@ class Together(VersionControl):
         self._barrier = barrier
 
     def promote(self, *given: Any, **options: Any) -> int | None:
-        self._barrier.wait(LONG)
+        self._barrier.wait(PATIENCE)
         return super().promote(*given, **options)
 
     def rollback(self, *given: Any, **options: Any) -> int | None:
-        self._barrier.wait(LONG)
+        self._barrier.wait(PATIENCE)
         return super().rollback(*given, **options)
 
 
@@ -488,7 +488,7 @@ def test_two_watchdogs_at_once_go_back_once(published: InRedis, bad: Version) ->
         watchdogs.append(Watchdog(selection, WatchdogSettings()))
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(one.react, Anomaly(bad, "non_finite", "bad")) for one in watchdogs]:
-            done.result(LONG)
+            done.result(PATIENCE)
     assert sorted(one.rollbacks["non_finite"] for one in watchdogs) == [0, 1]
     assert len(published.versions.history()) == before + 1
     assert published.labels()["prod"] in ({2} if bad == 3 else {1, 2})

@@ -13,7 +13,7 @@ from streamtrain.stream.kafka.stream import KafkaStream
 from streamtrain.stream.redis.stream import RedisStream
 from streamtrain.stream.source import Stream
 from streamtrain.testing.stream import MemoryService, MemoryStream
-from tests.ps.raw import until
+from tests.patience import until
 
 KAFKA_OPTIONS: dict[str, str | int] = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 300}
 PATIENT = 30.0  # seconds

@@ -10,9 +10,8 @@ from typing import Any
 from streamtrain.errors import OffsetGone
 from streamtrain.incarnation import Incarnation
 from streamtrain.stream.source import Source, Stream
+from tests.patience import PATIENCE
 from tests.stream.kinds import KINDS
-
-SECONDS = 60.0  # in which anything must have come about, on a busy machine
 
 
 def group_of(stream: Stream) -> str:
@@ -108,7 +107,7 @@ class Member:
 
     def take_until(self, done: Callable[["Member"], Any], most: int = 1000) -> None:
         """Polls until something is so."""
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not done(self):
             assert time.monotonic() < deadline, (
                 f"{self.count} messages, {self.gone[-3:]}, {self.positions}, {self.events}"
@@ -118,7 +117,7 @@ class Member:
 
 def take_turns(done: Callable[[], bool], *members: Member) -> None:
     """Polls members in turn until something is so."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while not done():
         for member in members:
             member.take(100, 0.02)

@@ -8,8 +8,9 @@ import pytest
 
 from streamtrain.errors import TopicMissing
 from streamtrain.stream.source import Bounds
+from tests.patience import PATIENCE
 from tests.stream.kinds import Place, fill, message
-from tests.stream.members import SECONDS, Member, group_of
+from tests.stream.members import Member, group_of
 
 
 def test_messages_come_in_order_with_their_offsets(place: Place) -> None:
@@ -61,12 +62,12 @@ def test_poll_waits_for_the_first_and_for_no_more(place: Place) -> None:
         member.take_until(lambda m: len(m.positions) == 2)
         begin = time.monotonic()
         assert member.take(10, 0.3) == {}
-        assert 0.25 < time.monotonic() - begin < SECONDS / 2
+        assert 0.25 < time.monotonic() - begin < PATIENCE / 2
         later = threading.Timer(0.3, fill, (stream, {1: 1}))
         later.start()
         begin = time.monotonic()
-        assert member.take(1000, SECONDS) == {1: [0]}
-        assert time.monotonic() - begin < SECONDS / 2
+        assert member.take(1000, PATIENCE) == {1: [0]}
+        assert time.monotonic() - begin < PATIENCE / 2
         later.join()
 
 

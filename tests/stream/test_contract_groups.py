@@ -14,9 +14,9 @@ import pytest
 from streamtrain.errors import SourceRefused
 from streamtrain.incarnation import Incarnation
 from streamtrain.stream.source import Stream
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.stream.kinds import KINDS, PATIENT, Place, fill
-from tests.stream.members import SECONDS, Member, group_of, settle, take_turns
+from tests.stream.members import Member, group_of, settle, take_turns
 
 
 class Failing(Member):
@@ -167,7 +167,7 @@ def test_a_member_that_is_killed_is_followed(place: Place) -> None:
             reader.join()
         begin = time.monotonic()
         here.take_until(lambda m: len(m.positions) == 3)
-        assert time.monotonic() - begin < SECONDS / 2
+        assert time.monotonic() - begin < PATIENCE / 2
         # What it had not committed is read again.
         here.take_until(lambda m: m.positions == {0: 10, 1: 10, 2: 10})
 
@@ -271,7 +271,7 @@ def test_positions_are_committed_by_group(place: Place) -> None:
         member.source.commit({0: 4, 1: 10})
         member.source.commit({})
         member.source.commit({0: 7})
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE
         while stream.committed(group_of(stream)) != {0: 7, 1: 10}:
             assert time.monotonic() < deadline
             member.take()
@@ -323,9 +323,9 @@ def test_two_jobs_that_come_at_once_do_not_both_go_on(place: Place) -> None:
         try:
             member = Member(stream, job=job)
             members.append(member)
-            barrier.wait(SECONDS)
+            barrier.wait(PATIENCE)
             member.take_until(lambda m: m.count > 0)
-            deadline = time.monotonic() + SECONDS
+            deadline = time.monotonic() + PATIENCE
             while time.monotonic() < deadline and not refused:
                 member.take()
         except SourceRefused as exc:

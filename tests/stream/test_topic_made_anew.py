@@ -11,8 +11,8 @@ from streamtrain.settings.load import load_settings
 from streamtrain.stream.opening import open_stream
 from streamtrain.stream.source import Stream
 from tests.cluster.counted import messages_of
+from tests.patience import until
 from tests.processes.test_worker import Running, counted, fill, learned
-from tests.ps.raw import until
 from tests.ps.served import Served
 from tests.stream.kinds import KINDS, Place
 

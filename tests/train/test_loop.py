@@ -24,7 +24,7 @@ from streamtrain.testing.stream import MemoryStream
 from streamtrain.train.intake import StreamIntake
 from streamtrain.train.loop import Loop, LoopConfig
 from tests.cluster.counted import IDS, beginning, differences, is_bad, messages_of, stepping
-from tests.ps.raw import until
+from tests.patience import until
 from tests.ps.served import Served, served
 
 PARTITIONS = 3

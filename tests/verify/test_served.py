@@ -19,10 +19,10 @@ from streamtrain.serve.replica import Replica
 from streamtrain.serve.row_store import load_rows
 from streamtrain.store.redis.source import RedisOrigin
 from streamtrain.verify.served import ServedComparison, compare_served
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.in_redis import MODEL, InRedis
 from tests.serve.published import KEYS, rows
-from tests.serve.running import LONG, TOKEN, serving
+from tests.serve.running import TOKEN, serving
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def served(published: InRedis, **given: Any) -> Iterator[tuple[RegistryUpdater, 
     """What a server follows with, and a client of it."""
     follower = follow(MODEL, published.settings(**given))
     with serving(follower.registry, follower) as client:
-        until(lambda: client.get("/healthz/ready").status_code == 200, LONG)
+        until(lambda: client.get("/healthz/ready").status_code == 200, PATIENCE)
         yield follower, client
 
 
@@ -38,7 +38,7 @@ def endpoint_of(client: httpx.Client, token: str | None = TOKEN) -> Endpoint:
     return Endpoint(str(client.base_url), token)
 
 
-def compared(published: InRedis, client: httpx.Client, patience: float = LONG) -> dict[str, ServedComparison]:
+def compared(published: InRedis, client: httpx.Client, patience: float = PATIENCE) -> dict[str, ServedComparison]:
     with endpoint_of(client) as endpoint:
         found = compare_served(endpoint, endpoint.model(), RedisOrigin(published.model), patience)
     return {one.name: one for one in found}
@@ -58,7 +58,7 @@ def test_what_servers_hold_is_what_is_in_redis(published: InRedis) -> None:
     with served(published) as (follower, client):
         follower.selection.promote(2, "ann")
         follower.selection.promote(HEAD, "ann")
-        until(lambda: len(follower.registry.resident) == 3, LONG)
+        until(lambda: len(follower.registry.resident) == 3, PATIENCE)
         found = compared(published, client)
         assert {name: (one.publication, one.rows, one.fault) for name, one in found.items()} == {
             "head": (2, {"user": 20}, ""),
@@ -102,7 +102,7 @@ def test_a_row_that_a_server_has_otherwise_is_found(published: InRedis) -> None:
         spoil(follower, 1)
         assert not compared(published, client)["1"].agrees
         published.publish(2)  # which mends the head
-        until(lambda: client.get("/metrics").text.count('swaps_total{kind="step"} 1'), LONG)
+        until(lambda: client.get("/metrics").text.count('swaps_total{kind="step"} 1'), PATIENCE)
         assert compared(published, client)["head"].agrees
 
 

@@ -25,9 +25,10 @@ from streamtrain.ps.rpc.control import RemoteControl
 from streamtrain.ps.shard import InitialState, Run, Shard
 from streamtrain.ps.shards import RunTemplate
 from tests.checkpoint.saved import contents, dense
+from tests.patience import PATIENCE, until
 from tests.ps.counting import SPEC, assert_exact, new_shard, pushes
-from tests.ps.paired import ENDS, LOG, SECONDS, Paired, Worker, answered, upto
-from tests.ps.raw import Raw, until
+from tests.ps.paired import ENDS, LOG, Paired, Worker, answered, upto
+from tests.ps.raw import Raw
 from tests.ps.served import served
 
 
@@ -35,8 +36,8 @@ from tests.ps.served import served
     "consistency",
     [
         Async,
-        lambda shard: Bounded(shard, 1, SECONDS, time.monotonic),
-        lambda shard: BulkSynchronous(shard, 1, SECONDS, time.monotonic),
+        lambda shard: Bounded(shard, 1, PATIENCE, time.monotonic),
+        lambda shard: BulkSynchronous(shard, 1, PATIENCE, time.monotonic),
     ],
     ids=["async", "bounded", "bulk"],
 )
@@ -110,10 +111,10 @@ def test_all_is_equal_to_the_bit_though_it_was_pushed_to_while_it_was_copied() -
 
         with ThreadPoolExecutor(2) as pool:
             pushed = [pool.submit(learn, partition) for partition in range(2)]
-            until(lambda: shard.clock().get(1, 0) > 100, SECONDS)
+            until(lambda: shard.clock().get(1, 0) > 100, PATIENCE)
             for _ in range(3):
                 backup.kill()
-                until(lambda: primary.state is State.AWAY, SECONDS)
+                until(lambda: primary.state is State.AWAY, PATIENCE)
                 node = backup.start()
                 pairs.wait()
             stop.set()

@@ -14,9 +14,9 @@ from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.clock import Span
 from streamtrain.ps.replication.backup import BackupShard
 from streamtrain.ps.replication.primary import State
+from tests.patience import PATIENCE, until
 from tests.ps.counting import assert_exact, new_shard, pushes
-from tests.ps.paired import LOG, SECONDS, Paired, Place, Worker, answered, upto
-from tests.ps.raw import until
+from tests.ps.paired import LOG, Paired, Place, Worker, answered, upto
 
 
 def test_a_primary_that_comes_back_from_a_pause_acknowledges_nothing() -> None:
@@ -31,7 +31,7 @@ def test_a_primary_that_comes_back_from_a_pause_acknowledges_nothing() -> None:
         for _ in range(2):  # also when it has applied it
             with pytest.raises(ShardUnavailable):
                 shard.push(pushes(LOG, [Span(0, 3, 4)], 1)[0])
-        until(lambda: primary.retired, SECONDS)
+        until(lambda: primary.retired, PATIENCE)
         with pytest.raises(ShardUnavailable, match="has taken over"):
             primary.control().inspect("ids", 1)
         worker.learn(9)
@@ -55,7 +55,7 @@ def test_of_two_primaries_the_later_beginning_wins() -> None:
         restored = new_shard(0, 1)
         restored.run = begun
         first.start_alone(restored)
-        until(lambda: second.retired, SECONDS)
+        until(lambda: second.retired, PATIENCE)
         second.kill()
         worker.learn(9)
         assert worker.rewinds == 1
@@ -73,7 +73,7 @@ def test_nothing_is_acknowledged_that_a_backup_lacks_which_may_take_over(monkeyp
     def hesitate(follower: BackupShard, records: Iterable[bytes], context: Any) -> Iterator[bytes]:
         for one in follow(follower, records, context):
             if follower.in_step:
-                answer.wait(SECONDS)
+                answer.wait(PATIENCE)
             yield one
 
     with Paired(1) as pairs, ThreadPoolExecutor(1) as pool:
@@ -84,17 +84,17 @@ def test_nothing_is_acknowledged_that_a_backup_lacks_which_may_take_over(monkeyp
         assert primary.node is not None
         shard = primary.node.shard
         backup.kill()
-        until(lambda: primary.state is State.AWAY, SECONDS)
+        until(lambda: primary.state is State.AWAY, PATIENCE)
         monkeypatch.setattr(BackupShard, "follow", hesitate)
         follower = backup.start().backup
         assert follower is not None
-        until(lambda: follower.in_step, SECONDS)
+        until(lambda: follower.in_step, PATIENCE)
         pushing = pool.submit(shard.push, pushes(LOG, [Span(0, 3, 4)], 1)[0])
-        until(lambda: shard.clock()[0] == 4, SECONDS)
+        until(lambda: shard.clock()[0] == 4, PATIENCE)
         assert primary.state is State.COPYING
         primary.kill()
         with pytest.raises(ShardUnavailable):
-            pushing.result(SECONDS)
+            pushing.result(PATIENCE)
         answer.set()
         worker.learn(9)
         assert worker.rewinds == 0
@@ -137,15 +137,15 @@ class Pair(RuleBasedStateMachine):
         primary = self.pairs.wait()
         other = self.pairs.other(primary)
         other.kill()
-        until(lambda: primary.state is State.AWAY, SECONDS)
+        until(lambda: primary.state is State.AWAY, PATIENCE)
         follower = other.start().backup
         assert follower is not None
         self.learned = min(self.learned + 6, len(LOG[0]))
         with ThreadPoolExecutor(1) as pool:
             learning = pool.submit(self.worker.learn, self.learned, batch)
-            until(lambda: follower.in_step, SECONDS)
+            until(lambda: follower.in_step, PATIENCE)
             primary.kill()
-            learning.result(SECONDS)
+            learning.result(PATIENCE)
 
     @rule()
     def start_what_is_dead(self) -> None:
@@ -173,7 +173,7 @@ class Pair(RuleBasedStateMachine):
             late = pushes(LOG, [Span(0, shard.clock().get(0, 0), len(LOG[0]))], 1)[0]
             with pytest.raises(ShardUnavailable):
                 shard.push(late)
-        until(lambda: primary.retired, SECONDS)
+        until(lambda: primary.retired, PATIENCE)
         primary.kill()
 
     def primary(self) -> Place | None:

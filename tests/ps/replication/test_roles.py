@@ -12,10 +12,10 @@ from streamtrain.ps.replication.primary import Peer
 from streamtrain.ps.replication.roles import NodeRole, NodeState, Pairing
 from streamtrain.ps.replication.state_transfer import Generation
 from streamtrain.ps.shard import InitialState, Run
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
 from tests.ps.counting import assert_exact, new_shard
-from tests.ps.paired import SECONDS, Paired, Worker, upto
-from tests.ps.raw import until
+from tests.ps.paired import Paired, Worker, upto
 from tests.ps.served import COUNTING
 
 INITIAL = InitialState(Run("run", {}), COUNTING.spec, COUNTING.dense, COUNTING.statistics)
@@ -80,7 +80,7 @@ def test_an_empty_node_that_is_sent_a_copy_is_a_backup_and_takes_over() -> None:
         worker.learn(6)
         node = first.start_empty()
         assert pairs.wait() is second
-        until(lambda: node.role.state is BACKUP, SECONDS)
+        until(lambda: node.role.state is BACKUP, PATIENCE)
         with pytest.raises(ShardUnavailable, match="this is the backup of shard 0"):
             first.control().initialise(0, 1, INITIAL)
         second.kill()

@@ -25,14 +25,14 @@ from streamtrain.ps.rpc.server import Server
 from streamtrain.ps.rpc.sessions import SessionTimeouts
 from streamtrain.ps.shard import InitialState, Run, Shard
 from streamtrain.ps.shards import Shards
+from tests.patience import PATIENCE, until
 from tests.ps.counting import DENSE, SPEC, Log, assert_exact, new_shard, plan_of
-from tests.ps.raw import SECONDS, until
 from tests.ps.served import COUNTING, Served, learn, push, served
 from tests.ps.test_exactly_once import load, save
 
 LOG: Log = {0: [[1, 2], [2], [3], [1]], 1: [[1], [4], [4], [2, 5]]}
 ENDS = {p: len(samples) for p, samples in LOG.items()}
-QUICK = Retry(first_backoff=0.01, last_backoff=0.05, give_up=SECONDS)
+QUICK = Retry(first_backoff=0.01, last_backoff=0.05, give_up=PATIENCE)
 
 
 @pytest.fixture(params=["lanes", "calls"], autouse=True)
@@ -128,7 +128,7 @@ def test_what_has_no_answer_is_sent_again_in_order_and_counts_once(late: bool) -
     log: Log = {0: [[1]] * 3}
     with served(1) as of, working(of, log) as worker:
         shard = of.held[0]
-        shard.freeze(SECONDS)
+        shard.freeze(PATIENCE)
         client, sent = worker.client, []
         plan = plan_of(log, [Span(0, 0, 1)], 1)
         for i in range(3):
@@ -179,7 +179,7 @@ def test_a_shard_that_comes_back_later_is_waited_for() -> None:
         until(lambda: worker.client.reconnects)
         assert worker.client.away == 1
         start(of, 1)
-        rest.result(SECONDS)
+        rest.result(PATIENCE)
         assert worker.client.away == 0
         assert_exact(of.held, LOG)
 
@@ -254,7 +254,7 @@ def test_stopped_ends_the_waiting() -> None:
         assert not waiting.done()
         stopped.set()
         with pytest.raises(ShardUnavailable):
-            waiting.result(SECONDS)
+            waiting.result(PATIENCE)
         client.close()
 
 
@@ -373,7 +373,7 @@ def test_all_who_agree_at_once_agree_on_one_run() -> None:
 
         def agree(shards: Shards) -> Run:
             shards.controls[0].status()  # so that all are connected
-            barrier.wait(SECONDS)
+            barrier.wait(PATIENCE)
             return shards.agree()
 
         runs = {run.id for run in pool.map(agree, every)}
@@ -419,8 +419,8 @@ def test_a_beat_of_who_has_been_given_up_does_not_fail() -> None:
 
 TOGETHER: dict[str, Callable[[Shard], Consistency]] = {
     "async": Async,
-    "bounded": lambda shard: Bounded(shard, 1, SECONDS, time.monotonic),
-    "bulk": lambda shard: BulkSynchronous(shard, 2, SECONDS, time.monotonic),
+    "bounded": lambda shard: Bounded(shard, 1, PATIENCE, time.monotonic),
+    "bulk": lambda shard: BulkSynchronous(shard, 2, PATIENCE, time.monotonic),
 }
 
 
@@ -460,7 +460,7 @@ def test_who_waits_for_others_knows_that_the_shard_is_alive(name: str) -> None:
             assert early.client.reconnects == 0
             second = pool.submit(late.learn if name == "bounded" else late.begin().learn)
             for one in (first, second):
-                one.result(SECONDS)
+                one.result(PATIENCE)
             for worker in (early, late):
                 worker.client.close()
         assert_exact(of.held, LOG, averaged=name == "bulk")

@@ -30,8 +30,9 @@ from streamtrain.ps.rpc.sessions import SessionTimeouts
 from streamtrain.ps.shard import InitialState, Run, Shard
 from streamtrain.ps.shards import Shards
 from streamtrain.settings.groups import PsSettings
+from tests.patience import PATIENCE, until
 from tests.ps.counting import DENSE, SPEC, Log, assert_exact, key
-from tests.ps.raw import SECONDS, Raw, join_of, pull_of, push_of, until
+from tests.ps.raw import Raw, join_of, pull_of, push_of
 from tests.ps.served import COUNTING, Served, learn, served
 
 MALFORMED = grpc.StatusCode.INVALID_ARGUMENT
@@ -284,7 +285,7 @@ def test_a_bad_beginning_is_refused_and_the_shard_stays_empty(name: str) -> None
         control = RemoteControl(*of.channels[0])
         initialise = of.channels[0][0].unary_unary(f"/{wire.SERVICE}/Initialise")
         with pytest.raises(grpc.RpcError) as caught:
-            initialise(pb.InitialiseRequest(**{**good, **changed}).SerializeToString(), timeout=SECONDS)
+            initialise(pb.InitialiseRequest(**{**good, **changed}).SerializeToString(), timeout=PATIENCE)
         assert caught.value.code() == code
         assert_matches(message, caught.value.details())
         status = control.status()
@@ -298,7 +299,7 @@ def test_bytes_that_are_no_request_are_refused_and_counted() -> None:
         for method in ("Status", "Initialise", "Freeze", "Cut", "Write"):
             call = victim.of.channels[0][0].unary_unary(f"/{wire.SERVICE}/{method}")
             with pytest.raises(grpc.RpcError) as caught:
-                call(b"\xff", timeout=SECONDS)
+                call(b"\xff", timeout=PATIENCE)
             assert caught.value.code() == MALFORMED
             assert "the request is not a " in caught.value.details()
         assert victim.counters()["refused_malformed"] == 5
@@ -347,7 +348,7 @@ def test_sessions_that_never_join_are_ended_and_keep_nobody_from_working() -> No
         good.say(pull_of([1], [7]))
         assert good.hear_what() == "pulled"
         assert [raw.refusal()[0] for raw in silent] == [grpc.StatusCode.CANCELLED] * 3
-        assert 1.9 < time.monotonic() - began < SECONDS / 2
+        assert 1.9 < time.monotonic() - began < PATIENCE / 2
         until(lambda: victim.counters().get("silent_sessions") == 3)
         good.end()
         victim.assert_unharmed()

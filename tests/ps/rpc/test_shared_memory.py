@@ -29,8 +29,8 @@ from streamtrain.ps.rpc.server import Server
 from streamtrain.ps.rpc.sessions import OpenSession
 from streamtrain.ps.rpc.shared_memory import create_lane, encode_offer, open_lane
 from streamtrain.ps.shards import Shards
+from tests.patience import PATIENCE, until
 from tests.ps.counting import assert_exact
-from tests.ps.raw import SECONDS, until
 from tests.ps.rpc.test_remote_session import LOG, QUICK, Worker, open_gate
 from tests.ps.served import COUNTING, Served, served
 
@@ -99,11 +99,11 @@ def test_a_shard_that_is_silent_is_connected_to_again() -> None:
         worker = Worker(of.shards(), retry=replace(QUICK, timeout=0.2))
         with PeriodicTask("heartbeat", worker.client.beat, 0.02):
             worker.begin()
-            of.held[0].freeze(SECONDS)
+            of.held[0].freeze(PATIENCE)
             learning = pool.submit(worker.learn)
             until(lambda: worker.client.reconnects)
             open_gate(of.held[0])
-            learning.result(SECONDS)
+            learning.result(PATIENCE)
         worker.client.close()
         assert_exact(of.held, LOG)
 

@@ -19,9 +19,10 @@ from streamtrain.serve.http.app import Server, configure, make_app
 from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.store.publication import Weights
+from tests.patience import PATIENCE
 from tests.serve.http.test_openinference import priced
 from tests.serve.published import KEYS, origin_of, rows
-from tests.serve.running import LONG, TOKEN, running_grpc, running_server
+from tests.serve.running import TOKEN, running_grpc, running_server
 
 HERE = Path(__file__).parent
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
@@ -50,7 +51,7 @@ def address(registry: Registry) -> Iterator[str]:
 
 def send(address: str, method: str, data: bytes, *metadata: tuple[str, str]) -> tuple[bytes, dict[str, str]]:
     with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
-        answer, call = channel.unary_unary(method).with_call(data, LONG, metadata=metadata)
+        answer, call = channel.unary_unary(method).with_call(data, PATIENCE, metadata=metadata)
         return answer, {key: value for key, value in call.trailing_metadata()}
 
 
@@ -146,7 +147,7 @@ def test_tokens(registry: Registry) -> None:
 
 
 def test_limits_and_metrics(registry: Registry) -> None:
-    config = ServingConfig(grpc_listen="127.0.0.1:0", max_requests=1, offset_timeout=LONG)
+    config = ServingConfig(grpc_listen="127.0.0.1:0", max_requests=1, offset_timeout=PATIENCE)
     server = Server(configure(make_app(registry, config=config), "127.0.0.1:0"))
     request = asked().SerializeToString()
     with running_server(server) as url, httpx.Client(base_url=url, trust_env=False) as client:
@@ -169,13 +170,13 @@ def test_a_port_that_is_taken(registry: Registry, address: str) -> None:
     server = Server(configure(make_app(registry, config=ServingConfig(grpc_listen=address)), "127.0.0.1:0"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    thread.join(LONG)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert str(server.failure).startswith(f"cannot bind {address} (serve.grpc_listen): in use")
 
 
 def _until(condition: Any) -> None:
-    event, deadline = threading.Event(), LONG
+    event, deadline = threading.Event(), PATIENCE
     while not condition():
         assert deadline > 0
         event.wait(0.02)

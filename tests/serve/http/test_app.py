@@ -23,9 +23,9 @@ from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.testing.store import MemoryOrigin
 from tests.metrics_page import on_the_page
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.published import counted, origin_of, publish
-from tests.serve.running import LONG, TOKEN, client_of, running, serving
+from tests.serve.running import TOKEN, client_of, running, serving
 
 MODEL = counted()
 URL = "/v1/models/model"
@@ -154,7 +154,7 @@ def test_not_ready_until_something_is_published() -> None:
         loaded = threading.Event()
         registry.listen(loaded.set)
         publish(origin, 1)
-        assert loaded.wait(LONG)
+        assert loaded.wait(PATIENCE)
         assert predicted(client) == 1
 
 
@@ -168,7 +168,7 @@ def test_a_request_waits_for_what_it_wants_learned(server: Served) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     publish(server.origin, 3)
-    thread.join(LONG)
+    thread.join(PATIENCE)
     assert answers[0].json() == {"predictions": [[3003.0]]}
     assert answers[0].headers["x-publication"] == "3"
 
@@ -209,7 +209,7 @@ def test_metrics(server: Served) -> None:
         "streamtrain_serving_stale_seconds 0.0",
         "streamtrain_serving_waiting_instances 0.0",
     )
-    until(lambda: not [line for line in lines if line not in client.get("/metrics").text], LONG)
+    until(lambda: not [line for line in lines if line not in client.get("/metrics").text], PATIENCE)
     text = client.get("/metrics").text
     for metric in on_the_page("serving", "build"):
         assert f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n" in text, metric.name

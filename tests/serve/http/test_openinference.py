@@ -17,8 +17,9 @@ import streamtrain as stm
 from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.store.publication import Weights
 from tests import models
+from tests.patience import PATIENCE
 from tests.serve.published import KEYS, origin_of, rows
-from tests.serve.running import LONG, serving
+from tests.serve.running import serving
 
 URL = "/v2/models/model"
 TRITON = Path(__file__).parent / "triton.py"
@@ -59,7 +60,7 @@ def test_triton_client(client: httpx.Client) -> None:
     path = os.environ.get("PATH", "")
     command = [sys.executable, str(TRITON), f"{client.base_url.host}:{client.base_url.port}"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=LONG, env={"PATH": path, "no_proxy": "*"}, check=False
+        command, capture_output=True, text=True, timeout=PATIENCE, env={"PATH": path, "no_proxy": "*"}, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["binary", "json", "integers", "lists", "version", "error"]

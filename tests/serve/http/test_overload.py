@@ -16,9 +16,9 @@ from streamtrain.serve.http.app import make_app
 from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.published import counted, origin_of, publish
-from tests.serve.running import LONG, client_of, running
+from tests.serve.running import client_of, running
 
 MODEL = counted()
 PREDICT = "/v1/models/model:predict"
@@ -38,7 +38,7 @@ class Slow:
 
         def slowly(messages: list[bytes]) -> Predicted:
             time.sleep(BATCH_SECONDS)  # the work
-            assert self.free.wait(LONG)
+            assert self.free.wait(PATIENCE)
             return predict(messages)
 
         monkeypatch.setattr(predictor, "predict_messages", slowly)
@@ -87,7 +87,7 @@ def ask(url: str, clients: int, seconds: float) -> list[httpx.Response]:
 
     async def all_() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=clients)
-        async with httpx.AsyncClient(base_url=url, timeout=LONG, trust_env=False, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, limits=limits) as client:
             until_ = time.monotonic() + seconds
             asked = await asyncio.gather(*(one(client, until_) for _ in range(clients)))
             return [answer for answers in asked for answer in answers]
@@ -112,7 +112,7 @@ def test_overload_is_refused_and_passes(url: str, caplog: pytest.LogCaptureFixtu
     said = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert 1 <= len(said) <= 3
     assert all(one.startswith("overloaded, ") for one in said)
-    until(lambda: metric(url, "under_way_requests") == metric(url, "waiting_instances") == 0, LONG)
+    until(lambda: metric(url, "under_way_requests") == metric(url, "waiting_instances") == 0, PATIENCE)
     with client_of(url) as client:
         assert [client.post(PREDICT, json=BODY).status_code for _ in range(10)] == [200] * 10
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_taken_on_is_refused_at_once(url: str, slow: Slow) -> Non
     threads = [threading.Thread(target=hang) for _ in range(32)]
     for thread in threads:
         thread.start()
-    until(lambda: metric(url, "under_way_requests") == 32, LONG)
+    until(lambda: metric(url, "under_way_requests") == 32, PATIENCE)
     with client_of(url) as client:
         for path, body in ((PREDICT, BODY), (INFER, {"inputs": []}), ("/v1/models/model:explain", BODY)):
             answer = client.post(path, json=body)
@@ -138,7 +138,7 @@ def test_what_cannot_be_taken_on_is_refused_at_once(url: str, slow: Slow) -> Non
         assert client.get("/healthz/ready").status_code == 200  # it can predict; whom to ask the proxy decides
         slow.free.set()
         for thread in threads:
-            thread.join(LONG)
+            thread.join(PATIENCE)
         assert client.post(PREDICT, json=BODY).status_code == 200
     assert {*hanging} == {200, 503}  # one was at it already, the others have waited too long
     assert hanging.count(200) >= 1
@@ -155,11 +155,11 @@ def test_waiting_for_offsets_leaves_places_to_others(url: str, caplog: pytest.Lo
     threads = [threading.Thread(target=wait) for _ in range(32)]
     for thread in threads:
         thread.start()
-    until(lambda: metric(url, "under_way_requests") >= 16, LONG)
+    until(lambda: metric(url, "under_way_requests") >= 16, PATIENCE)
     with client_of(url) as client:
-        until(lambda: client.post(PREDICT, json=BODY).status_code == 200, LONG)
+        until(lambda: client.post(PREDICT, json=BODY).status_code == 200, PATIENCE)
     for thread in threads:
-        thread.join(LONG)
+        thread.join(PATIENCE)
     assert {one.status_code for one in answers} == {412, 503}
     said = [one.getMessage() for one in caplog.records if one.name == "streamtrain.serve.http.service"]
     assert len(said) <= 1  # a minute, of all tests here

@@ -15,15 +15,15 @@ from streamtrain.serve.http.app import make_app
 from streamtrain.serve.http.connection import Connections
 from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import HEAD, Registry
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.serve.published import counted, origin_of, publish
-from tests.serve.running import LONG, client_of, running
+from tests.serve.running import client_of, running
 
 MODEL = counted()
 PREDICT = "/v1/models/model:predict"
 BODY = json.dumps({"instances": [{"user": "u1"}]}).encode()
 HEAD_OF_POST = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % (PREDICT.encode(), len(BODY))
-PATIENCE = 2.0
+RECEIVE_SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def url() -> Iterator[str]:
     publish(origin, 1)
     registry = Registry(MODEL, origin)
     registry.promote(HEAD)
-    config = ServingConfig(max_bodies=1 << 20, max_connections=20, receive_timeout=PATIENCE)
+    config = ServingConfig(max_bodies=1 << 20, max_connections=20, receive_timeout=RECEIVE_SECONDS)
     with running(make_app(registry, config=config)) as url:
         yield url
 
@@ -41,7 +41,7 @@ def connect(url: str) -> socket.socket:
     place = urlsplit(url)
     assert place.hostname
     assert place.port
-    return socket.create_connection((place.hostname, place.port), LONG)
+    return socket.create_connection((place.hostname, place.port), PATIENCE)
 
 
 def heard(client: socket.socket) -> bytes:
@@ -86,7 +86,7 @@ def test_who_never_ends_is_let_go(url: str, said: bytes, answer: bytes) -> None:
         told = heard(client)
     assert told.startswith(answer), told
     assert bool(told) == bool(answer)
-    until(lambda: refused(url, "slow") == before + 1, LONG)
+    until(lambda: refused(url, "slow") == before + 1, PATIENCE)
     assert works(url)
 
 
@@ -98,7 +98,7 @@ def test_bytes_one_by_one_gain_no_time(url: str) -> None:
         for client in clients:
             client.sendall(HEAD_OF_POST)
         left = {*clients}
-        while left and time.monotonic() - began < LONG:
+        while left and time.monotonic() - began < PATIENCE:
             for client in [*left]:
                 try:
                     client.sendall(b"x-a: b\r\n")
@@ -106,7 +106,7 @@ def test_bytes_one_by_one_gain_no_time(url: str) -> None:
                     left.discard(client)
             assert works(url)
         assert not left
-    until(lambda: refused(url, "slow") == before + 10, LONG)
+    until(lambda: refused(url, "slow") == before + 10, PATIENCE)
 
 
 def test_a_pause_between_requests_is_no_slowness(url: str) -> None:
@@ -115,7 +115,7 @@ def test_a_pause_between_requests_is_no_slowness(url: str) -> None:
     with connect(url) as client:
         client.sendall(HEAD_OF_POST + b"\r\n" + BODY)
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-        time.sleep(1.5 * PATIENCE)  # what is tested is that this time passes
+        time.sleep(1.5 * RECEIVE_SECONDS)  # what is tested is that this time passes
         client.sendall(HEAD_OF_POST + b"connection: close\r\n\r\n" + BODY)
         assert heard(client).startswith(b"HTTP/1.1 200 ")
     assert refused(url, "slow") == before
@@ -138,7 +138,7 @@ def test_headers_have_bounds(url: str, said: bytes) -> None:
             client.sendall(said)
         told = heard(client)
     assert told.startswith(b"HTTP/1.1 431 ") or len(said) > 1 << 20, told[:200]
-    until(lambda: refused(url, "headers") == before + 1, LONG)
+    until(lambda: refused(url, "headers") == before + 1, PATIENCE)
     assert works(url)
 
 
@@ -162,7 +162,7 @@ def test_connections_have_a_bound(url: str) -> None:
     assert busy
     assert all(one.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1\r\n" in one for one in busy)
     assert answers.count(b"") <= 20
-    until(lambda: refused(url, "many") == before + len(busy), LONG)
+    until(lambda: refused(url, "many") == before + len(busy), PATIENCE)
     assert works(url)
 
 
@@ -186,7 +186,7 @@ def test_answers_that_are_not_read_are_let_go(url: str) -> None:
     before = refused(url, "unread")
     with connect(url) as client:
         client.sendall(200 * b"GET /console/uplot/uPlot.iife.min.js HTTP/1.1\r\nhost: x\r\n\r\n")
-        until(lambda: refused(url, "unread") == before + 1, LONG)
+        until(lambda: refused(url, "unread") == before + 1, PATIENCE)
     assert works(url)
 
 
@@ -194,7 +194,7 @@ def test_a_client_that_goes_away_is_no_fault(url: str, caplog: pytest.LogCapture
     with connect(url) as client:
         client.sendall(HEAD_OF_POST + b"\r\n" + BODY[:-1])
     with client_of(url) as one:
-        until(lambda: 'code="408"' in one.get("/metrics").text, LONG)
+        until(lambda: 'code="408"' in one.get("/metrics").text, PATIENCE)
     assert caplog.text == ""
 
 

@@ -13,8 +13,9 @@ from confluent_kafka import Producer, TopicPartition
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import InstanceFenced, WriteFailed
 from streamtrain.stream.kafka.stream import KafkaStream
+from tests.patience import PATIENCE
 from tests.stream.kinds import KAFKA_OPTIONS, Place, fill, message
-from tests.stream.members import SECONDS, Member, settle
+from tests.stream.members import Member, settle
 
 LOGGER = "streamtrain.stream.kafka.stream"
 
@@ -78,9 +79,9 @@ def test_a_reader_and_a_writer_go_on_when_the_broker_comes_back(
         assert writer.flush(0.1) == 5
         begin = time.monotonic()
         assert member.take(100, 0.5) == {}
-        assert time.monotonic() - begin < SECONDS / 2
+        assert time.monotonic() - begin < PATIENCE / 2
         own_kafka.start()
-        assert writer.flush(SECONDS) == 0
+        assert writer.flush(PATIENCE) == 0
         member.take_until(lambda m: m.positions == {0: 15, 1: 10})  # it may have lost and got them meanwhile
         member.take_until(lambda _: back in lines(caplog))
         # Connections that end for being idle are nothing to tell of.
@@ -104,7 +105,7 @@ def test_a_reader_goes_on_when_the_broker_hung(own_kafka: Broker, place: Place) 
         begin = time.monotonic()
         for _ in range(10):
             assert member.take(100, 0.1) == {}
-        assert time.monotonic() - begin < SECONDS / 2
+        assert time.monotonic() - begin < PATIENCE / 2
         own_kafka.resume()
         fill(stream, {0: 10})
         member.take_until(lambda m: m.count == 20)
@@ -120,7 +121,7 @@ def test_close_does_not_wait_for_a_broker_that_is_away(own_kafka: Broker, place:
     begin = time.monotonic()
     writer.close()
     member.source.close()
-    assert time.monotonic() - begin < SECONDS / 2
+    assert time.monotonic() - begin < PATIENCE / 2
     own_kafka.start()
     assert stream.bounds()[0].high == 0
 
@@ -166,14 +167,14 @@ def test_what_cannot_be_written_in_time_is_told(own_kafka: Broker, place: Place)
     own_kafka.pause()
     writer.write(b"late", partition=0)
     with pytest.raises(WriteFailed, match=r"cannot write to topic .*timed out"):
-        writer.flush(SECONDS)
+        writer.flush(PATIENCE)
     own_kafka.resume()
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while stream.bounds()[0].high == 0:  # a broker that just woke may need more than the message's second
         assert time.monotonic() < deadline
         writer.write(b"in time", partition=0)
         with suppress(WriteFailed):
-            assert writer.flush(SECONDS) == 0
+            assert writer.flush(PATIENCE) == 0
     writer.close()
 
 
@@ -202,7 +203,7 @@ def test_closing_does_not_wait_for_the_wall_clock(place: Place, monkeypatch: pyt
     monkeypatch.setattr("streamtrain.stream.kafka.writer.CLOSE_SECONDS", 0.1)
     monkeypatch.setattr(writer, "_producer", stuck)
     try:
-        assert stuck.waits.wait(SECONDS)
+        assert stuck.waits.wait(PATIENCE)
         writer.close()
         assert thread.is_alive()
     finally:

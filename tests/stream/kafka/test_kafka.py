@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -22,9 +23,9 @@ from streamtrain.errors import ConfigError, TopicMissing, WriteFailed
 from streamtrain.stream.kafka.client import Option
 from streamtrain.stream.kafka.stream import KafkaStream
 from tests.cluster.counted import messages_of
-from tests.ps.raw import until
+from tests.patience import PATIENCE, until
 from tests.stream.kinds import KAFKA_OPTIONS, Place, fill, message
-from tests.stream.members import SECONDS, Member, settle
+from tests.stream.members import Member, settle
 from tests.stream.servers import as_user
 from tests.train.test_loop import Running, counted
 
@@ -204,13 +205,12 @@ def test_a_topic_that_is_made_again_has_other_messages(place: Place) -> None:
             member.take_until(lambda m: False)
         stream.create(2)
         fill(stream, {0: 10, 1: 10})
-        deadline = time.monotonic() + SECONDS
-        while {one.partition for one in member.gone} != {0, 1}:
-            assert time.monotonic() < deadline
-            try:
+
+        def take() -> None:
+            with suppress(TopicMissing):
                 member.take()
-            except TopicMissing:
-                continue
+
+        until(lambda: {one.partition for one in member.gone} == {0, 1}, doing=take)
         assert {(one.wanted, one.low, one.high) for one in member.gone} == {(50, 0, 10)}
         for partition in (0, 1):
             member.source.seek(partition, 0)
@@ -229,11 +229,12 @@ def test_retention_is_told_under_a_reader(place: Place) -> None:
         member.source.pause([0])
         member.source.seek(0, 4)
         retain(admin, place.topic, 500)
-        deadline = time.monotonic() + SECONDS
-        while stream.bounds()[0].low < 10:
-            assert time.monotonic() < deadline
+
+        def write() -> None:
             fill(stream, {0: 1})  # which begins another segment once the last is old enough
             member.take()
+
+        until(lambda: stream.bounds()[0].low >= 10, doing=write)
         member.source.resume([0])
         member.take_until(lambda m: m.gone)
         assert member.gone[0].wanted == 4
@@ -269,4 +270,4 @@ for _ in range(3):
 kept = Member(stream)
 settle(2, kept)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=2 * SECONDS)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=2 * PATIENCE)
