@@ -155,7 +155,7 @@ def test_headers_open_with_their_contract(file: Path) -> None:
 def test_native_tests_do_not_load_tensorflow(file: Path) -> None:
     """They run under sanitizers, where TensorFlow would not."""
     for name, node in imports(ast.parse(file.read_text())):
-        ours = name.startswith(("tests.oracles", "tests.native"))
+        ours = name.startswith(("tests.oracles", "tests.native", "tests.patience"))
         allowed = ours or not name.startswith(("tensorflow", "keras", "tests"))
         assert allowed, f"{file}:{node.lineno} imports {name}"
 

@@ -2,7 +2,9 @@
 
 import importlib.util
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from streamtrain.errors import ConfigError
 from streamtrain.model.model import Model, describe_failure, own_frames
@@ -31,13 +33,16 @@ def load_model(location: str) -> Model:
     """
     file, name = locate_model(location)
     path = str(file)
-    spec = importlib.util.spec_from_file_location(f"streamtrain_model_{file.stem}", file)
-    if spec is None or spec.loader is None:
+    if file.suffix != ".py":
         raise ConfigError(f"model file {path!r} is not a Python file")
+    module_name = f"streamtrain_model_{file.stem}"
+    loader = _Uncached(module_name, str(file.absolute()))
+    spec = importlib.util.spec_from_file_location(module_name, file, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except ConfigError as exc:
         frames = [frame for frame in own_frames(exc) if Path(frame.filename) == file.absolute()]
         line = f", line {frames[-1].lineno}" if frames else ""
@@ -49,3 +54,15 @@ def load_model(location: str) -> Model:
         found = [key for key, value in vars(module).items() if isinstance(value, Model)]
         raise ConfigError(f"model file {path!r} has no Model named {name!r}; it has {found or 'none'}")
     return model
+
+
+class _Uncached(SourceFileLoader):
+    """Compiles the file whenever it is loaded.
+
+    Python's own loader takes bytecode for that of the file if size and second of modification are the same, so a file
+    that a program changes twice within a second could be another one than it says.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)

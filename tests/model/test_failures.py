@@ -1,5 +1,6 @@
 """Mistakes in a model file: what is said names the lines of that file, and the way out."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,19 @@ def test_errors_in_the_file_show_its_lines(tmp_path: Path) -> None:
     said = loaded(tmp_path, "import json\njson.loads('{')\n")
     assert said.count("  File ") == 1
     assert '  File "./m.py", line 2, in <module>' in said
+
+
+def test_a_file_that_changes_twice_in_a_second_is_loaded_as_it_is(tmp_path: Path) -> None:
+    """Bytecode of the file before, of the same size and time, is not taken for it."""
+    file = tmp_path / "m.py"
+    for name in ("one", "two"):
+        file.write_text(
+            f'import streamtrain as st\nschema = st.Schema(features=[st.Categorical("{name}", dim=2)])\n'
+            f"model = st.Model(schema, lambda inputs: inputs['{name}'])\n"
+        )
+        os.utime(file, (1.7e9, 1.7e9))
+        assert [one.name for one in st.load_model(str(file)).schema.features] == [name]
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_errors_of_syntax_show_the_place(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def running(app: FastAPI) -> Iterator[str]:
 @contextmanager
 def running_grpc(registry: Registry, updater: RegistryUpdater | None = None, **config: Any) -> Iterator[str]:
     """The address of a running gRPC endpoint."""
-    options = ServingConfig(admin_token=TOKEN, grpc_listen="127.0.0.1:0", **config)
+    options = ServingConfig(admin_token=TOKEN, grpc_listen="127.0.0.1:0", **{"max_wait": PATIENCE} | config)
     server = Server(configure(make_app(registry, updater, options), "127.0.0.1:0"))
     with running_server(server):
         deadline = time.monotonic() + PATIENCE
@@ -62,8 +62,9 @@ def running_server(server: uvicorn.Server) -> Iterator[str]:
 def serving(
     registry: Registry, updater: RegistryUpdater | None = None, cluster: ClusterView | None = None, **config: Any
 ) -> Iterator[httpx.Client]:
-    """A client of a running server, which `config` is of."""
-    app = make_app(registry, updater, ServingConfig(admin_token=TOKEN, **config), cluster=cluster)
+    """A client of a running server, which `config` is of; requests wait for as long as tests do."""
+    chosen: dict[str, Any] = {"admin_token": TOKEN, "max_wait": PATIENCE} | config
+    app = make_app(registry, updater, ServingConfig(**chosen), cluster=cluster)
     with running(app) as url, client_of(url) as client:
         yield client
 

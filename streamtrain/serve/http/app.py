@@ -37,6 +37,11 @@ from streamtrain.serve.routing.router import TrafficControl
 from streamtrain.shutdown import SHUTDOWN_SECONDS, end_in_time
 
 DRAIN_SECONDS = 10
+KEEP_ALIVE_SECONDS = 75
+"""That an idle connection stays open: longer than clients and load balancers keep theirs, 60 s at most by default.
+
+Otherwise some requests arrive just as the server closes their connection; the client cannot know whether they count.
+"""
 
 
 def make_app(
@@ -181,6 +186,7 @@ def configure(app: FastAPI, address: str, *, log_level: str = "warning") -> uvic
         ws="none",
         access_log=False,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         log_config=None,  # that of the process
         log_level=log_level,

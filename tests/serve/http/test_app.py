@@ -190,6 +190,11 @@ def test_limits() -> None:
         assert predicted(client) == 1
 
 
+def test_idle_connections_outlive_those_of_clients() -> None:
+    """Load balancers keep theirs for 60 s."""
+    assert configure(make_app(Registry(MODEL, origin_of(MODEL))), "127.0.0.1:0").timeout_keep_alive > 60
+
+
 # Metrics.
 
 
