@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from streamtrain import logs
 from streamtrain.cli import app
 from tests import commands
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 LONG_RUNNING = ("ps", "worker", "coordinator", "serve", "up", "demo", "produce")
@@ -98,7 +99,7 @@ def test_every_command_that_runs_long_takes_the_format() -> None:
 )
 def test_last_words_are_a_line_as_well(command: list[str], process: str, tmp_path: Path) -> None:
     told = [*commands.COMMAND, *command, "--log-format", "json"]
-    done = commands.run(told, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    done = commands.run(told, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     line = json.loads(done.stderr.splitlines()[-1])
     assert (line["level"], line["process"], {*line}) == ("error", process, EVERY_LINE)
@@ -107,7 +108,7 @@ def test_last_words_are_a_line_as_well(command: list[str], process: str, tmp_pat
 
 def test_a_format_that_is_none(tmp_path: Path) -> None:
     told = [*commands.COMMAND, "coordinator", "--log-format", "xml"]
-    done = commands.run(told, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    done = commands.run(told, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "streamtrain: log.format on the command line must be 'text' or 'json', not 'xml'\n"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import commands
+from tests.patience import PATIENCE
 
 MODEL = """
 import keras
@@ -140,5 +141,5 @@ def test_a_signal_stops_whatever_the_main_thread_holds() -> None:
         "    assert not stopped._flag\n"
         "print(stopped.wait(60))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout == "True\n"

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import streamtrain
+from tests.patience import PATIENCE
 
 LACKING = """
 import sys
@@ -22,7 +23,7 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PATH": str(folder), "HOME": str(folder), "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [sys.executable, "-c", LACKING, *arguments]
     return subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=120
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -87,29 +88,30 @@ class FromTheStart:
         pass
 
 
-def join(stream: Stream, seconds: float = PATIENCE) -> Source:
+def join(stream: Stream) -> Source:
     """The only member of a new group."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return stream.source(f"test-{uuid4().hex}", "test", FromTheStart())
-        except SourceUnavailable:  # a broker that has just started is still looking for who keeps its groups
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+    joined: list[Source] = []
+
+    def has_joined() -> bool:
+        with suppress(SourceUnavailable):  # a broker that has just started is still looking for who keeps its groups
+            joined.append(stream.source(f"test-{uuid4().hex}", "test", FromTheStart()))
+        return bool(joined)
+
+    until(has_joined)
+    return joined[0]
 
 
 def read_all(stream: Stream) -> dict[int, list[bytes]]:
     """The messages of each partition."""
     highs = {partition: bounds.high for partition, bounds in stream.bounds().items()}
     values: dict[int, list[bytes]] = {partition: [] for partition in highs}
-    source, deadline = join(stream), time.monotonic() + PATIENCE
-    try:
-        while source.positions() != highs:
-            assert time.monotonic() < deadline
+    with closing(join(stream)) as source:
+
+        def read() -> None:
             for fetched in source.poll(10_000, 1.0):
                 values[fetched.partition] += fetched.values
-    finally:
-        source.close()
+
+        until(lambda: source.positions() == highs, doing=read)
     return values
 
 

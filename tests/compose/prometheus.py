@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +16,12 @@ import yaml
 
 from streamtrain.address import free_port
 from tests.compose.composed import ROOT
+from tests.patience import PATIENCE, until
 
 FOLDER = ROOT / "services" / "prometheus"
 RULES: list[dict[str, Any]] = [
     rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]
 ]
-_SECONDS = 120.0
 
 
 def command(name: str) -> str | None:
@@ -76,17 +75,16 @@ def scraping(executable: str, targets: Mapping[str, Sequence[str]], folder: Path
         yield Prometheus(port)
     finally:
         process.terminate()
-        process.wait(_SECONDS)
+        process.wait(PATIENCE)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while True:
+    def is_ready() -> bool:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=PATIENCE).close()
         except OSError:
             assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        else:
-            return
+            return False
+        return True
+
+    until(is_ready, told=log.read_text)

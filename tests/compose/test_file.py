@@ -17,6 +17,7 @@ import yaml
 from streamtrain.embedded import jars
 from streamtrain.settings.load import load_settings
 from tests.compose.composed import APP, FILE, ROOT, TOKEN, WORKING, Composed, Missing
+from tests.patience import PATIENCE
 
 DOCKERFILE = (ROOT / "services" / "Dockerfile").read_text()
 PAGE = (ROOT / "docs" / "docker.md").read_text()
@@ -39,7 +40,7 @@ def config(variables: dict[str, str], *files: Path) -> subprocess.CompletedProce
     environment = {key: of for key, of in os.environ.items() if not key.startswith("STREAMTRAIN_")} | variables
     with tempfile.NamedTemporaryFile() as empty:  # in place of the .env of whoever runs this
         command += ["--env-file", empty.name, "--profile", "demo", "--project-directory", str(ROOT), *options, "config"]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def test_compose_reads_it_as_these_tests_do() -> None:
@@ -140,7 +141,7 @@ def test_workers_end_first_and_shards_last() -> None:
 def health_of(url: str) -> str:
     """What the check of a container says; "" if all is well."""
     command = [sys.executable, str(ROOT / "services" / "healthy.py"), url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert bool(done.returncode) == bool(done.stderr)
     return done.stderr
 

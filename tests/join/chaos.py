@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from zlib import crc32
 
@@ -29,7 +29,7 @@ from streamtrain.errors import SourceError
 from streamtrain.join.engine import Label, Rules
 from tests.join import oracle
 from tests.join.topics import BEGIN, Topics, events, joiner
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 RULES = Rules(
     (
@@ -200,15 +200,12 @@ class Chaos:
         return crc32(str(message["id"]).encode()) % self._topics.partitions
 
     def _until(self, condition: Callable[[], object]) -> None:
-        end = time.monotonic() + PATIENCE
-        while True:
-            try:
-                if condition():
-                    return
-            except SourceError:  # the broker is not back yet
-                pass
-            assert time.monotonic() < end, f"{condition} within {PATIENCE:g} s"
-            _PAUSE.wait(0.05)
+        def is_so() -> bool:
+            with suppress(SourceError):  # the broker is not back yet
+                return bool(condition())
+            return False
+
+        until(is_so, told=lambda: f"{condition} within {PATIENCE:g} s")
 
     def inject(self, kind: str) -> None:
         """Has something go wrong while messages are written, and waits until more of them are joined."""

@@ -40,7 +40,7 @@ from streamtrain.ps.push import PushStats
 from streamtrain.ps.shard import InitialState, Run
 from streamtrain.train.progressive import ProgressiveValidation
 from tests.metrics_page import Documented, on_the_page
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.processes import test_ps as processes
 from tests.ps.counting import DENSE, SPEC, pushes
 
@@ -414,12 +414,16 @@ def test_scrapes_while_it_learns(metrics: WorkerMetrics, served: Callable[[Colle
     scrapers = [threading.Thread(target=scraping) for _ in range(2)]
     for one in scrapers:
         one.start()
-    batches, deadline = 0, time.monotonic() + PATIENCE
-    while not enough.is_set() and time.monotonic() < deadline:
+    batches = 0
+
+    def learn() -> None:
+        nonlocal batches
         metrics.lag({partition: batches for partition in range(batches % 7)})
         metrics.bad(f"reason {batches % 50}")
         metrics.learned(3)
         batches += 1
+
+    until(enough.is_set, doing=learn)
     for one in scrapers:
         one.join(PATIENCE)
     assert len(found) >= 20
@@ -561,9 +565,7 @@ def test_a_process_serves_the_figures_of_its_shard(tmp_path: Path, start: Callab
     assert one.by("shard_table_rows")["ids"] > 0
     assert "process_resident_memory_bytes" in one.families
     processes.wait_for_epoch(str(tmp_path), worker, 500)
-    deadline = time.monotonic() + PATIENCE
-    while not (scrape(url).get("shard_checkpoint_epoch") or 0) >= 1:
-        assert time.monotonic() < deadline
+    until(lambda: (scrape(url).get("shard_checkpoint_epoch") or 0) >= 1)
     worker.close()
     assert process.end() == 0
     assert not any("Traceback" in line for line in process.said)

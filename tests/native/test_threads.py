@@ -1,6 +1,5 @@
 """Tables and dense vectors that several threads call at once."""
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from streamtrain import _core
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 Keys = NDArray[np.uint64]
 
@@ -37,10 +36,7 @@ def meanwhile(*loops: Callable[[], object]) -> Iterator[None]:
     stop = Event()
 
     def run(loop: Callable[[], object]) -> None:
-        end = time.monotonic() + PATIENCE
-        while not stop.is_set():
-            loop()
-            assert time.monotonic() < end, "nobody stopped this: someone waits for ever"
+        until(stop.is_set, doing=loop, told=lambda: "nobody stopped this: someone waits for ever")
 
     with ThreadPoolExecutor(len(loops)) as pool:
         running = [pool.submit(run, loop) for loop in loops]

@@ -2,14 +2,13 @@
 
 import re
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import httpx
 
 from streamtrain.embedded.kafka import Broker
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.processes.test_local import running
 from tests.stream.servers import kafka
 
@@ -70,12 +69,15 @@ def test_clicks_are_learned_once_and_served_though_the_joiner_is_killed(tmp_path
             def predict_after(offsets: str) -> float:
                 """Asks again as a client would: a joiner that was killed may take longer than an answer waits."""
                 body, headers = {"instances": [{"user": "ann"}]}, {"x-min-offset": offsets}
-                end = time.monotonic() + PATIENCE
-                while True:
-                    answer = client.post(f"{url}:predict", json=body, headers=headers)
-                    if answer.status_code != 412 or time.monotonic() > end:
-                        assert answer.status_code == 200, answer.text
-                        return float(answer.json()["predictions"][0][0])
+                answers: list[httpx.Response] = []
+
+                def is_there() -> bool:
+                    answers.append(client.post(f"{url}:predict", json=body, headers=headers))
+                    return answers[-1].status_code != 412
+
+                until(is_there, told=lambda: answers[-1].text)
+                assert answers[-1].status_code == 200, answers[-1].text
+                return float(answers[-1].json()["predictions"][0][0])
 
             for i in range(CLICKS):
                 predict(**{"x-request-id": f"r{i}"})

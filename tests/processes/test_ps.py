@@ -23,6 +23,7 @@ from streamtrain.ps.shards import Shards
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import assert_each_exact, restored, some_log, until
 from tests.patience import PATIENCE
+from tests.patience import until as wait_until
 from tests.ports import free_ports
 from tests.ps.counting import assert_exact, plan_of
 from tests.ps.served import COUNTING
@@ -140,16 +141,18 @@ class Worker:
 
 def wait_for_epoch(place: str, worker: Worker, offset: int) -> int:
     """The number of the first epoch that holds all up to an offset."""
-    deadline, checked = time.monotonic() + PATIENCE, 0
-    while time.monotonic() < deadline:
-        for number in Epochs(place).numbers():
-            if number <= checked:
-                continue
-            checked = number
-            clocks = [one["clock"] for one in Epochs(place).open(number).shards]
-            if all(clock == {str(p): offset for p in LOG} for clock in clocks):
-                return number
-    raise AssertionError(f"no epoch holds offset {offset}: {worker.shards.controls[0].status()}")
+    clock, checked, found = {str(p): offset for p in LOG}, set[int](), list[int]()
+
+    def is_there() -> bool:
+        for number in sorted({*Epochs(place).numbers()} - checked):
+            checked.add(number)
+            if all(one["clock"] == clock for one in Epochs(place).open(number).shards):
+                found.append(number)
+                break
+        return bool(found)
+
+    wait_until(is_there, told=lambda: f"no epoch holds offset {offset}: {worker.shards.controls[0].status()}")
+    return found[0]
 
 
 def saving(place: Path, every: str = "50ms") -> tuple[str, ...]:

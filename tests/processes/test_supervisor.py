@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.processes.supervisor import Program, ProgramFailed, Supervisor, replicate
 from tests.children import children
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 LIVES = "import signal, sys; print('up', flush=True); signal.sigwait([signal.SIGTERM]); print('down', flush=True)"
 CATCHES = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]);"
@@ -237,14 +236,12 @@ threading.Event().wait()
 """
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
-        deadline = time.monotonic() + PATIENCE
-        while len(left := _sleeping(process.pid)) < processes:
-            assert time.monotonic() < deadline
+        until(lambda: len(_sleeping(process.pid)) >= processes)
+        left = _sleeping(process.pid)
     finally:
         process.kill()
         process.wait()
-    while any(_alive(child) for child in left):
-        assert time.monotonic() < deadline
+    until(lambda: not any(_alive(child) for child in left))
 
 
 def _sleeping(pid: int) -> list[int]:

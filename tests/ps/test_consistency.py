@@ -17,6 +17,7 @@ from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.push import DenseChange, Push, RowUpdate
 from streamtrain.ps.shard import Shard
+from tests.patience import PATIENCE
 from tests.ps.counting import assert_exact, new_shard, pushes
 
 NOW = 0.0  # seconds for which a call of a test waits
@@ -178,7 +179,7 @@ def test_a_worker_that_waits_is_alive(shard: Shard, time: Time) -> None:
         time.seconds = 2 * LEASE
         bounded.beat("b")  # just in time
         bounded.push("b", push(1, 0, 1))
-        assert waiting.result(timeout=120)
+        assert waiting.result(timeout=PATIENCE)
 
 
 # --- bulk ---
@@ -187,7 +188,7 @@ def test_a_worker_that_waits_is_alive(shard: Shard, time: Time) -> None:
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
     with ThreadPoolExecutor(len(calls)) as pool:
         futures: list[Future[Any]] = [pool.submit(call) for call in calls]
-        return [future.result(timeout=120) for future in futures]
+        return [future.result(timeout=PATIENCE) for future in futures]
 
 
 def until_done(bulk: BulkSynchronous, worker: str, one: Push) -> Any:
@@ -396,6 +397,6 @@ def test_threads_do_not_deadlock(shard: Shard) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE)
         assert not thread.is_alive()
     assert_exact([shard], log, averaged=True)

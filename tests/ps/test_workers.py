@@ -22,6 +22,7 @@ from streamtrain.train.intake import StreamIntake
 from streamtrain.train.loop import Loop, LoopConfig
 from streamtrain.train.step import Step
 from tests.models import Sample, clicks, make
+from tests.patience import PATIENCE
 from tests.ps.served import Served, beginning_of, served
 
 IDS: list[str | int] = [f"u{i}" for i in range(40)]
@@ -36,7 +37,7 @@ class Together(StreamIntake):
 
     def open(self, listener: Listener) -> None:
         super().open(listener)
-        self._all_here.wait(60)
+        self._all_here.wait(PATIENCE)
 
 
 def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, pace: LoopConfig) -> list[Loop]:
@@ -70,7 +71,7 @@ def learn(model: stm.Model, log: Mapping[int, Sequence[Sample]], where: Served, 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=PATIENCE)
         assert not thread.is_alive()
     assert not failures, failures
     return workers

@@ -31,6 +31,7 @@ from streamtrain.store.checkpoint.source import CheckpointOrigin
 from streamtrain.store.redis.source import RedisOrigin
 from tests import models
 from tests.cli.commands import Commands
+from tests.patience import PATIENCE
 from tests.stream.redis_fixtures import valkey
 
 __all__ = ["valkey"]
@@ -135,7 +136,7 @@ def from_ids(folder: Path, requests: Sequence[Sequence[Mapping[str, Any]]], scra
     ]
     (scratch / "inputs.json").write_text(json.dumps(inputs))
     command = [sys.executable, "-c", PLAIN, str(folder), str(scratch / "inputs.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=scratch)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE, cwd=scratch)
     assert done.returncode == 0, done.stderr
     return [np.array(one, np.float32) for one in json.loads(done.stdout)]
 

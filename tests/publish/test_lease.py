@@ -23,7 +23,7 @@ from streamtrain.publish.lease import Lease, LeaseWatch
 from streamtrain.settings.groups import Settings
 from streamtrain.store.redis.dictionary import RedisDictionaries
 from streamtrain.store.redis.model import RedisModel
-from tests.patience import until
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
 from tests.ps.counting import SPEC
 from tests.ps.served import COUNTING, push
@@ -280,7 +280,7 @@ def test_workers_of_the_older_copy_end(server: Valkey, monkeypatch: pytest.Monke
 
 def publish(address: str) -> None:
     with CoordinatorClient([address], Security()) as client:
-        client.publish_now(timeout=120)
+        client.publish_now(timeout=PATIENCE)
 
 
 def process(url: str, stack: ExitStack) -> PsProcess:

@@ -1,7 +1,6 @@
 """Redis that has lost a part of what was published: it is noticed, and published anew."""
 
 import itertools
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -198,9 +197,7 @@ def replicated() -> Iterator[tuple[Valkey, Valkey]]:
         primary = stack.enter_context(Valkey(config=["repl-diskless-sync-delay 0"]))
         replica = stack.enter_context(Valkey(config=[f"replicaof 127.0.0.1 {primary.port}"]))
         with redis.Redis.from_url(replica.url) as client:
-            deadline = time.monotonic() + 120
-            while client.info("replication")["master_link_status"] != "up":
-                assert time.monotonic() < deadline
+            until(lambda: client.info("replication")["master_link_status"] == "up")
         yield primary, replica
 
 

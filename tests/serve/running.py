@@ -1,7 +1,6 @@
 """The real server on a real port, in a thread of the test."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from streamtrain.serve.http.app import Server, configure, make_app
 from streamtrain.serve.http.console import ClusterView
 from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import Registry
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 TOKEN = "secret"
 
@@ -33,10 +32,7 @@ def running_grpc(registry: Registry, updater: RegistryUpdater | None = None, **c
     options = ServingConfig(admin_token=TOKEN, grpc_listen="127.0.0.1:0", **{"max_wait": PATIENCE} | config)
     server = Server(configure(make_app(registry, updater, options), "127.0.0.1:0"))
     with running_server(server):
-        deadline = time.monotonic() + PATIENCE
-        while not server.grpc_port:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)  # as for HTTP
+        until(lambda: server.grpc_port)
         yield f"127.0.0.1:{server.grpc_port}"
 
 
@@ -46,11 +42,8 @@ def running_server(server: uvicorn.Server) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not server.started:
-            assert thread.is_alive()
-            assert time.monotonic() < deadline
-            time.sleep(0.005)  # uvicorn has nothing to wait on
+        until(lambda: server.started or not thread.is_alive())
+        assert thread.is_alive()
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True

@@ -13,10 +13,11 @@ from streamtrain.stream.kafka.stream import KafkaStream
 from streamtrain.stream.redis.stream import RedisStream
 from streamtrain.stream.source import Stream
 from streamtrain.testing.stream import MemoryService, MemoryStream
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 KAFKA_OPTIONS: dict[str, str | int] = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 300}
-PATIENT = 30.0  # seconds
+LEASE = PATIENCE
+"""Seconds that a member of an instance may be silent before its group takes it for dead."""
 
 
 def delete_in_memory(service: MemoryService, topic: str, partition: int, before: int) -> None:
@@ -59,7 +60,7 @@ class Kind(NamedTuple):
         open: a stream, by server and topic.
         delete: deletes the messages before an offset, by server, topic and partition.
         remove: deletes a topic, by server and topic.
-        instance: a stream by server, topic and instance of its members, which may be silent for 30 s; where several
+        instance: a stream by server, topic and instance of its members, which may be silent for `LEASE`; where several
             processes can read it. Server is a string then.
     """
 
@@ -82,7 +83,9 @@ KINDS = {
         lambda servers, topic: KafkaStream(servers, topic, KAFKA_OPTIONS),
         delete_in_kafka,
         remove_in_kafka,
-        lambda servers, topic, instance: KafkaStream(servers, topic, {"session.timeout.ms": 30_000}, instance=instance),
+        lambda servers, topic, instance: KafkaStream(
+            servers, topic, {"session.timeout.ms": int(LEASE * 1000)}, instance=instance
+        ),
     ),
     **{
         name: Kind(
@@ -90,7 +93,7 @@ KINDS = {
             lambda url, topic: RedisStream(url, topic, lease=3.0),
             delete_in_redis,
             remove_in_redis,
-            lambda url, topic, instance: RedisStream(url, topic, lease=PATIENT, instance=instance),
+            lambda url, topic, instance: RedisStream(url, topic, lease=LEASE, instance=instance),
         )
         for name in ("valkey", "redis_server")
     },

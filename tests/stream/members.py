@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from streamtrain.errors import OffsetGone
 from streamtrain.incarnation import Incarnation
 from streamtrain.stream.source import Source, Stream
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.stream.kinds import KINDS
 
 
@@ -107,21 +106,21 @@ class Member:
 
     def take_until(self, done: Callable[["Member"], Any], most: int = 1000) -> None:
         """Polls until something is so."""
-        deadline = time.monotonic() + PATIENCE
-        while not done(self):
-            assert time.monotonic() < deadline, (
-                f"{self.count} messages, {self.gone[-3:]}, {self.positions}, {self.events}"
-            )
-            self.take(most)
+        until(
+            lambda: done(self),
+            doing=lambda: self.take(most),
+            told=lambda: f"{self.count} messages, {self.gone[-3:]}, {self.positions}, {self.events}",
+        )
 
 
 def take_turns(done: Callable[[], bool], *members: Member) -> None:
     """Polls members in turn until something is so."""
-    deadline = time.monotonic() + PATIENCE
-    while not done():
+
+    def take() -> None:
         for member in members:
             member.take(100, 0.02)
-        assert time.monotonic() < deadline, f"{[(one.count, one.positions, one.events) for one in members]}"
+
+    until(done, doing=take, told=lambda: f"{[(one.count, one.positions, one.events) for one in members]}")
 
 
 def settle(partitions: int, *members: Member) -> list[list[int]]:

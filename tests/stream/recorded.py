@@ -2,12 +2,12 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from streamtrain.stream.redis.stream import RedisStream
 from streamtrain.stream.source import Source
+from tests.patience import until
 
 
 class Recorder:
@@ -45,12 +45,13 @@ class Recorder:
             self.offsets.setdefault(one.partition, []).extend(one.offsets)
         return sum(len(one.values) for one in fetched)
 
-    def take_until(self, source: Source, done: Callable[["Recorder"], Any], seconds: float = 60.0) -> "Recorder":
+    def take_until(self, source: Source, done: Callable[["Recorder"], Any]) -> "Recorder":
         """Polls until something is so."""
-        deadline = time.monotonic() + seconds
-        while not done(self):
-            assert time.monotonic() < deadline, f"got {self.count} messages, {self.events}"
-            self.take(source)
+        until(
+            lambda: done(self),
+            doing=lambda: self.take(source),
+            told=lambda: f"got {self.count} messages, {self.events}",
+        )
         return self
 
     @property

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import tarfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import until
 from tests.ports import free_ports
 
 VERSION = "3.0.9"
@@ -43,16 +43,17 @@ class RegistryServer:
     def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        deadline = time.monotonic() + 180
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(self._log.read_text()[-5000:])
-            time.sleep(0.1)
+        running = self._process
+        until(lambda: self._answers() or running.poll() is not None, told=self._said)
+        assert running.poll() is None, self._said()
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def _said(self) -> str:
+        return self._log.read_text()[-5000:]
 
     def _answers(self) -> bool:
         try:

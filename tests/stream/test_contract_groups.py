@@ -15,7 +15,7 @@ from streamtrain.errors import SourceRefused
 from streamtrain.incarnation import Incarnation
 from streamtrain.stream.source import Stream
 from tests.patience import PATIENCE, until
-from tests.stream.kinds import KINDS, PATIENT, Place, fill
+from tests.stream.kinds import KINDS, LEASE, Place, fill
 from tests.stream.members import Member, group_of, settle, take_turns
 
 
@@ -199,7 +199,7 @@ def test_a_member_of_its_instance_takes_the_place_of_one_that_is_killed_at_once(
         with Member(instance(place.server, place.topic, "one")) as again:
             fill(stream, dict.fromkeys(range(4), 5))
             take_turns(lambda: here.count + again.count == 20, here, again)
-            assert time.monotonic() - begin < PATIENT / 2
+            assert time.monotonic() - begin < LEASE / 2
         assert set(here.got) == mine
 
 
@@ -271,10 +271,7 @@ def test_positions_are_committed_by_group(place: Place) -> None:
         member.source.commit({0: 4, 1: 10})
         member.source.commit({})
         member.source.commit({0: 7})
-        deadline = time.monotonic() + PATIENCE
-        while stream.committed(group_of(stream)) != {0: 7, 1: 10}:
-            assert time.monotonic() < deadline
-            member.take()
+        until(lambda: stream.committed(group_of(stream)) == {0: 7, 1: 10}, doing=member.take)
         assert stream.committed("another") == {}
 
 
@@ -325,9 +322,7 @@ def test_two_jobs_that_come_at_once_do_not_both_go_on(place: Place) -> None:
             members.append(member)
             barrier.wait(PATIENCE)
             member.take_until(lambda m: m.count > 0)
-            deadline = time.monotonic() + PATIENCE
-            while time.monotonic() < deadline and not refused:
-                member.take()
+            until(lambda: refused, doing=member.take)
         except SourceRefused as exc:
             refused.append(exc)
             barrier.abort()

@@ -19,7 +19,7 @@ from streamtrain.serve.http.app import Server, configure, make_app
 from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.store.publication import Weights
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.serve.http.test_openinference import priced
 from tests.serve.published import KEYS, origin_of, rows
 from tests.serve.running import TOKEN, running_grpc, running_server
@@ -90,7 +90,7 @@ def test_unmodified_clients(address: str, program: str, worked: list[str]) -> No
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "no_proxy": "*"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stdout.split()) == (0, worked), done.stderr
@@ -154,11 +154,11 @@ def test_limits_and_metrics(registry: Registry) -> None:
         address = f"127.0.0.1:{server.grpc_port}"
         with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
             waiting = channel.unary_unary(PREDICT).future(request, 2.0, metadata=[("x-min-offset", "0:9")])
-            _until(lambda: "streamtrain_serving_under_way_requests 1.0" in client.get("/metrics").text)
+            until(lambda: "streamtrain_serving_under_way_requests 1.0" in client.get("/metrics").text)
             code, details = refused(address, PREDICT, request)
             assert (code, details) == ("UNAVAILABLE", "1 requests are in flight; try again later")
             assert waiting.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        _until(lambda: "streamtrain_serving_under_way_requests 0.0" in client.get("/metrics").text)
+        until(lambda: "streamtrain_serving_under_way_requests 0.0" in client.get("/metrics").text)
         send(address, PREDICT, request)
         text = client.get("/metrics").text
     assert 'streamtrain_serving_requests_total{code="200",protocol="tensorflow-grpc"} 1.0' in text
@@ -173,11 +173,3 @@ def test_a_port_that_is_taken(registry: Registry, address: str) -> None:
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert str(server.failure).startswith(f"cannot bind {address} (serve.grpc_listen): in use")
-
-
-def _until(condition: Any) -> None:
-    event, deadline = threading.Event(), PATIENCE
-    while not condition():
-        assert deadline > 0
-        event.wait(0.02)
-        deadline -= 0.02

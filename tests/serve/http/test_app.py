@@ -271,7 +271,7 @@ def test_schemathesis(server: Served, tmp_path: Path) -> None:
         [str(program), "run", f"{server.client.base_url}/openapi.json", "--no-color", *given],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
         cwd=tmp_path,
         env={"no_proxy": "*", "PATH": str(program.parent)},

@@ -1,7 +1,6 @@
 """Redis behind passwords, ACLs and TLS, and as a cluster."""
 
 import re
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import trustme
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ConfigError, OriginUnavailable, PublicationError
 from streamtrain.store.redis.server import RedisServer
+from tests.patience import until
 from tests.ports import free_ports
 from tests.store.published import Published, loaded
 from tests.stream.redis_fixtures import server_binary
@@ -117,9 +117,7 @@ def cluster(redis_binary: str | None) -> Iterator[list[Valkey]]:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", i * 16384 // 3, (i + 1) * 16384 // 3 - 1)
         for server, bus in zip(servers[1:], buses[1:], strict=True):
             clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", server.port, bus)
-        deadline = time.monotonic() + 120
-        while not all(_is_ready(client) for client in clients):
-            assert time.monotonic() < deadline
+        until(lambda: all(_is_ready(client) for client in clients))
         yield servers
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import Producer, TopicPartition
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import InstanceFenced, WriteFailed
 from streamtrain.stream.kafka.stream import KafkaStream
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.stream.kinds import KAFKA_OPTIONS, Place, fill, message
 from tests.stream.members import Member, settle
 
@@ -85,8 +85,8 @@ def test_a_reader_and_a_writer_go_on_when_the_broker_comes_back(
         member.take_until(lambda m: m.positions == {0: 15, 1: 10})  # it may have lost and got them meanwhile
         member.take_until(lambda _: back in lines(caplog))
         # Connections that end for being idle are nothing to tell of.
-        deadline = time.monotonic() + 3
-        while time.monotonic() < deadline:
+        quiet = time.monotonic() + 3
+        while time.monotonic() < quiet:
             member.take()
         writer.write(message(0, 15), partition=0)
         member.take_until(lambda m: m.positions.get(0) == 16)
@@ -169,12 +169,13 @@ def test_what_cannot_be_written_in_time_is_told(own_kafka: Broker, place: Place)
     with pytest.raises(WriteFailed, match=r"cannot write to topic .*timed out"):
         writer.flush(PATIENCE)
     own_kafka.resume()
-    deadline = time.monotonic() + PATIENCE
-    while stream.bounds()[0].high == 0:  # a broker that just woke may need more than the message's second
-        assert time.monotonic() < deadline
+
+    def write() -> None:
         writer.write(b"in time", partition=0)
         with suppress(WriteFailed):
             assert writer.flush(PATIENCE) == 0
+
+    until(lambda: stream.bounds()[0].high, doing=write)  # a broker that just woke may need more than a second
     writer.close()
 
 

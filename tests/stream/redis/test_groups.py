@@ -14,6 +14,7 @@ import pytest
 from streamtrain.errors import SourceRefused
 from streamtrain.stream.redis.stream import RedisStream
 from streamtrain.stream.source import Source
+from tests.patience import until
 from tests.stream.recorded import Recorder
 from tests.stream.redis_fixtures import recorder, redis_binary, redis_url, stream
 
@@ -43,16 +44,19 @@ class Member:
         self.process.communicate()
 
 
-def settled(*members: tuple[Recorder, Source], seconds: float = 60.0) -> list[list[int]]:
+def settled(*members: tuple[Recorder, Source]) -> list[list[int]]:
     """Polls members in turn until they have all partitions; returns those of each."""
-    deadline = time.monotonic() + seconds
-    while True:
+
+    def take() -> None:
         for heard, source in members:
             heard.take(source, seconds=0.02)
-        have = [sorted(source.positions()) for _, source in members]
-        if sum(map(len, have)) == 3 and all(have):
-            return have
-        assert time.monotonic() < deadline
+
+    def shared() -> list[list[int]]:
+        return [sorted(source.positions()) for _, source in members]
+
+    take()
+    until(lambda: sum(map(len, shared())) == 3 and all(shared()), doing=take)
+    return shared()
 
 
 def test_members_share_and_hand_over(stream: RedisStream) -> None:
@@ -131,7 +135,7 @@ def test_a_killed_member_is_replaced_when_its_lease_runs_out(redis_url: str, str
             other.signal(signal.SIGKILL)
             began = time.monotonic()
             mine.take_until(source, lambda r: len(source.positions()) == 3)
-            assert 0.3 < time.monotonic() - began < 30
+            assert time.monotonic() - began > 0.3
 
 
 def test_a_stopped_member_loses_its_partitions_and_joins_again(redis_url: str, stream: RedisStream) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from streamtrain.errors import ConfigError, OffsetGone, SourceRefused, TopicMissing, WriteFailed
 from streamtrain.stream.redis.stream import RedisStream
+from tests.patience import PATIENCE
 from tests.stream.recorded import Recorder
 from tests.stream.redis_fixtures import client, key_of, recorder, redis_binary, redis_url, stream, write
 
@@ -128,8 +129,8 @@ def test_a_poll_wakes_when_messages_come(stream: RedisStream, recorder: Recorder
         timer = threading.Timer(0.3, write, (stream, 2, b"late"))
         timer.start()
         began = time.monotonic()
-        assert [one[:3] for one in source.poll(10, 30.0)] == [(2, [0], [b"late"])]
-        assert 0.2 < time.monotonic() - began < 25
+        assert [one[:3] for one in source.poll(10, PATIENCE)] == [(2, [0], [b"late"])]
+        assert 0.2 < time.monotonic() - began < PATIENCE / 2
         timer.join()
 
 
