@@ -319,6 +319,7 @@ def test_a_row(browser: Browser, shown: Shown) -> None:
 def test_nothing_is_wider_than_the_screen(browser: Browser, shown: Shown) -> None:
     with looking(browser, shown.url, width=390) as (page, _, _):
         predict(page, FIELDS | {"user": "u" * 200})
+        page.locator(".predictions").wait_for()  # it moves what is below, which a click would miss
         page.get_by_label("Id", exact=True).fill("i" * 200)
         page.get_by_role("button", name="Look up").click()
         page.locator("#rows-result .values").wait_for()
