@@ -21,6 +21,8 @@ import pytest
 
 from streamtrain.embedded.kafka import Broker
 from streamtrain.embedded.valkey import Valkey
+from streamtrain.settings.groups import StreamSettings
+from streamtrain.stream.kafka.stream import KafkaStream
 from tests.compose.composed import ROOT, TOKEN, Composed, Machine, Program
 from tests.compose.prometheus import command, scraping
 from tests.patience import PATIENCE, until
@@ -125,7 +127,10 @@ class Containers:
 
 @pytest.fixture
 def containers(kafka: Broker, tmp_path: Path) -> Iterator[Containers]:
-    composed = Composed({TOKEN: "a-token", "STREAMTRAIN_STREAM__TOPIC": f"flights-{uuid.uuid4().hex}"})
+    topic = f"flights-{uuid.uuid4().hex}"
+    composed = Composed({TOKEN: "a-token", "STREAMTRAIN_STREAM__TOPIC": topic})
+    # Brokers are shared, and take workers of the same group that another test has killed for members for a while.
+    until(lambda: KafkaStream(kafka.servers, topic, {}).members(StreamSettings().group) == 0)
     with Valkey() as valkey, tempfile.TemporaryDirectory() as folder:
         servers = {"kafka": kafka.servers, "redis": f"127.0.0.1:{valkey.port}"}
         started = Containers(composed, Machine(composed, servers, Path(folder)), tmp_path)
