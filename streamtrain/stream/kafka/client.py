@@ -107,7 +107,8 @@ class ConnectionMonitor:
 
     Attributes:
         reason: reason for the last failed connection.
-        last_error: when the client last reached no broker, by the monotonic clock.
+        last_failure: when the client last failed to connect, by the monotonic clock; a connection that only ended, as
+            idle ones do, is no failure.
     """
 
     def __init__(self, availability: Availability, refused: Callable[[SourceRefused], None]) -> None:
@@ -115,21 +116,26 @@ class ConnectionMonitor:
         self._availability = availability
         self._refused = refused
         self._suspect_since: float | None = None
-        self.last_error = -math.inf
+        self.last_failure = -math.inf
 
     def log(self, _: int, form: str, facility: str, *line: str) -> None:
         """Logs librdkafka's own lines at debug level: what matters comes as an error as well."""
         logger.debug(form, facility, *line)
         if facility == "FAIL":
             self.reason = line[-1].partition("]: ")[2]
+            if not self._has_only_ended():
+                self.last_failure = time.monotonic()
+
+    def _has_only_ended(self) -> bool:
+        """Whether the last connection ended after it was made."""
+        return ": Disconnected" in self.reason
 
     def on_error(self, error: KafkaError) -> None:
         """Handles an error of the client."""
         if refused := refusal(error, self._availability.name):
             self._refused(refused)
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self.last_error = time.monotonic()
-            self._suspect_since = self._suspect_since or self.last_error
+            self._suspect_since = self._suspect_since or time.monotonic()
 
     def probe(self, client: Any, topic: str, seconds: float) -> float:
         """Requests metadata if all brokers were down: the client reports that also when it reconnects at once.
@@ -147,7 +153,7 @@ class ConnectionMonitor:
         try:
             client.list_topics(topic, timeout=seconds)
         except KafkaException:
-            grace = _RECONNECT_SECONDS if ": Disconnected" in self.reason else _SUSPECT_SECONDS
+            grace = _RECONNECT_SECONDS if self._has_only_ended() else _SUSPECT_SECONDS
             if time.monotonic() - self._suspect_since > grace:
                 self._availability.mark_unreachable(self, self.reason)
         else:

@@ -119,7 +119,7 @@ class KafkaSource:
     def _raise_error(self) -> None:
         while self._errors:
             error = self._errors.popleft()
-            if isinstance(error, InstanceFenced) and time.monotonic() - self._monitor.last_error < _FENCING_SECONDS:
+            if isinstance(error, InstanceFenced) and time.monotonic() - self._monitor.last_failure < _FENCING_SECONDS:
                 self._join_again()
                 continue
             # Somebody may have sought on since, or have taken the partition.

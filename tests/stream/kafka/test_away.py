@@ -49,7 +49,7 @@ def test_who_is_fenced_after_the_broker_was_away_joins_again_once(
         first.take_until(lambda m: m.positions == {0: 5, 1: 5})
         caplog.clear()
         of: Any = first.source
-        of._monitor.last_error = time.monotonic()  # whether it was fenced for itself or not
+        of._monitor.last_failure = time.monotonic()  # whether it was fenced for itself or not
         with member() as second:
             second.take_until(lambda m: len(m.positions) == 2)
             first.take_until(lambda m: "rejoining the group" in caplog.text and len(m.positions) == 2)
