@@ -257,6 +257,7 @@ class Coordinator:
             change = change_rates(self._controls[0], changes)
         if not changes:
             return change
+        self._poll_again(0)
         now, was = change.describe(change.now), change.describe(change.was)
         logger.info("%s set %s, was %s%s", who, now, was, f": {why}" if why else "")
         try:
@@ -393,6 +394,12 @@ class Coordinator:
         if at >= self._point_due:
             self._point_due = at + _POINT_EVERY
             self._add_point()
+
+    def _poll_again(self, index: int) -> None:
+        """Polls one shard now: the status then has what was just changed there."""
+        status = poll_shard(self._polled[index])
+        with self._lock:
+            self._statuses = [*self._statuses[:index], status, *self._statuses[index + 1 :]]
 
     def _log_change(self, index: int, before: Any | None, status: Any | None) -> None:
         """Logs that a shard is unreachable, and that it is back; not what the first poll finds."""

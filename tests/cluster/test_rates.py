@@ -69,13 +69,18 @@ def test_set_rates_are_in_the_status_the_history_and_checkpoints(tmp_path: Path,
         redis.close()
         assert (entry.what, entry.who, entry.why) == ("setting", "ann", "too fast")
         assert (entry.setting_was, entry.setting) == ("embedding_optimizer.rate=1", "embedding_optimizer.rate=0.25")
+        changed = {"rate": 0.25, "initial": 1.0}
+        assert client.status()["rates"]["embedding_optimizer"] == changed
         for index in (0, 1):
             cluster.stop_shard(index)
         for index in (1, 0):
             cluster.start_shard(index)
-        status = cluster.status(lambda status: status["rates"])
-        assert status["rates"]["embedding_optimizer"] == {"rate": 0.25, "initial": 1.0}
-        assert [shard["epoch"] for shard in status["shards"]] == [found["epoch"]] * 2
+        controls = [cluster.control(index) for index in (0, 1)]
+        until(lambda: all(one.status().ready for one in controls))
+        restored = [one.status() for one in controls]
+        assert [Spec.from_json(one.spec).rates["embedding_optimizer"] for one in restored] == [0.25, 0.25]
+        assert [one.epoch for one in restored] == [found["epoch"]] * 2
+        cluster.status(lambda status: status["rates"] and status["rates"]["embedding_optimizer"] == changed)
 
         for changes, message in (
             ({"embedding_optimizer": 0.25}, "nothing would change"),
