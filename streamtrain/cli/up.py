@@ -1,10 +1,12 @@
 """`up`: the whole service on one machine."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +34,7 @@ from streamtrain.settings.service_file import CHECKPOINTS
 from streamtrain.shutdown import stop_on_signals
 
 if TYPE_CHECKING:
+    from streamtrain.processes.preload import Preloader
     from streamtrain.settings.load import Settings
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
@@ -59,6 +62,7 @@ def up(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     from streamtrain.embedded.jars import find_jars
     from streamtrain.processes.local import check, fill_local_defaults, kept_secrets, programs
     from streamtrain.processes.memory import has_room_for_standby
+    from streamtrain.processes.preload import Preloader
     from streamtrain.processes.serving import listening
     from streamtrain.processes.supervisor import Supervisor
 
@@ -80,27 +84,31 @@ def up(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     settings = read_settings(config, setting, overrides | defaults)
     check(settings, defaults)
     log = JsonLog() if settings.log.format == "json" else Log(Console(highlight=False, soft_wrap=True))
-    for line in _check_model_apart(settings, config, setting):
-        log.write("up", line)
-
-    given = {key: str(value) for key, value in overrides.items() if value is not None} | defaults
-    stopped = stop_on_signals()
-    with listening(settings.serve.listen) as sockets, kept_secrets(settings, defaults) as file:
-        kept = [text for text in setting or [] if text.partition("=")[0] not in defaults]
-        options = ["--config", str(config)] if config else []
-        options += [part for text in kept for part in ("--set", text)]
-        supervisor = Supervisor(
-            programs(settings, given, options, os.environ, sockets), log.write, has_room=has_room_for_standby
-        )
-        for line in _describe(settings, defaults, file):
+    with closing(Preloader(os.environ | {"PYTHONUNBUFFERED": "1"})) as preloader:
+        for line in _check_model_apart(settings, config, setting, preloader):
             log.write("up", line)
-        supervisor.start()
-        threading.Thread(target=_log_when_ready, args=(settings.serve.listen, log, stopped), daemon=True).start()
-        try:
-            supervisor.wait(stopped)
-            log.write("up", "stopping all processes, workers first")
-        finally:
-            supervisor.stop()
+
+        given = {key: str(value) for key, value in overrides.items() if value is not None} | defaults
+        stopped = stop_on_signals()
+        with listening(settings.serve.listen) as sockets, kept_secrets(settings, defaults) as file:
+            kept = [text for text in setting or [] if text.partition("=")[0] not in defaults]
+            options = ["--config", str(config)] if config else []
+            options += [part for text in kept for part in ("--set", text)]
+            supervisor = Supervisor(
+                programs(settings, given, options, os.environ, sockets),
+                log.write,
+                has_room=has_room_for_standby,
+                preloader=preloader,
+            )
+            for line in _describe(settings, defaults, file):
+                log.write("up", line)
+            supervisor.start()
+            threading.Thread(target=_log_when_ready, args=(settings.serve.listen, log, stopped), daemon=True).start()
+            try:
+                supervisor.wait(stopped)
+                log.write("up", "stopping all processes, workers first")
+            finally:
+                supervisor.stop()
 
 
 def _check_model(settings: "Settings") -> None:
@@ -128,7 +136,9 @@ def _check_model(settings: "Settings") -> None:
         typer.echo(f"stays as the run began, {one} as in the model file")
 
 
-def _check_model_apart(settings: "Settings", config: Path | None, setting: list[str] | None) -> list[str]:
+def _check_model_apart(
+    settings: "Settings", config: Path | None, setting: list[str] | None, preloader: "Preloader"
+) -> list[str]:
     """Checks a model that may continue a run, in a process of its own, so that TensorFlow's memory is free again.
 
     A first start needs no check: processes that cannot build the model end the service at once.
@@ -140,6 +150,7 @@ def _check_model_apart(settings: "Settings", config: Path | None, setting: list[
         ConfigError: it cannot be built, or does not fit.
     """
     from streamtrain.processes.local import newest_spec
+    from streamtrain.processes.preload import start_preloaded
 
     assert settings.checkpoint.url is not None
     if newest_spec(settings.checkpoint.url) is None:
@@ -147,11 +158,15 @@ def _check_model_apart(settings: "Settings", config: Path | None, setting: list[
     command = [sys.executable, "-m", "streamtrain", "up", "--check", "--model", str(settings.model)]
     command += ["--config", str(config)] if config else []
     command += [part for text in setting or [] for part in ("--set", text)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith(_ERROR)]
-        raise ConfigError(said[-1].removeprefix(_ERROR) if said else f"the model cannot be checked: {done.stderr}")
-    return done.stdout.splitlines()[1:]
+    pipe = subprocess.PIPE
+    with start_preloaded(
+        preloader, command, signal.SIGTERM, stdout=pipe, stderr=pipe, text=True, errors="replace"
+    ) as process:
+        out, error = process.communicate()
+    if process.returncode:
+        said = [line for line in error.splitlines() if line.startswith(_ERROR)]
+        raise ConfigError(said[-1].removeprefix(_ERROR) if said else f"the model cannot be checked: {error}")
+    return list(out.splitlines()[1:])
 
 
 def _describe(settings: "Settings", defaults: dict[str, str], file: Path) -> Iterator[str]:

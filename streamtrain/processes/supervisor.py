@@ -100,6 +100,7 @@ class Supervisor:
         must_start: whether it is an error that each program has ended within a minute of its first start.
         has_room: whether there is memory for a standby.
         standby_after: seconds that programs have to start before their standby does.
+        preloader: that forks programs to preload; it is closed with this supervisor. None: one of its own.
     """
 
     def __init__(
@@ -111,13 +112,16 @@ class Supervisor:
         must_start: bool = False,
         has_room: Callable[[], bool] = lambda: True,
         standby_after: float = _STANDBY_AFTER,
+        preloader: Preloader | None = None,
     ) -> None:
         report = report or write
         self._must_start = must_start
         self._failed = threading.Event()
         first = {program.standby: program for program in reversed(programs) if program.standby}
         preloaded = [program for program in programs if program.preload]
-        self._preloader = preloader = Preloader(preloaded[0].environment) if preloaded else None
+        if preloader is None and preloaded:
+            preloader = Preloader(preloaded[0].environment)
+        self._preloader = preloader
         self._standbys = {
             name: _Standby(of, write, report, has_room, standby_after, preloader=preloader)
             for name, of in first.items()

@@ -129,12 +129,11 @@ class RedisServer:
 
     def wait(self, key: str, after: str, count: int, seconds: float) -> list[Any]:
         """At most `count` entries of a stream after an id; waits up to `seconds` for the first."""
-        # The server must not wait for longer than the connection does.
-        milliseconds = max(1, min(int(seconds * 1000), int(self.timeout * 500)))
+        # The server must not wait for longer than the connection does. Any wait may take it a tenth of a second.
+        milliseconds = min(int(seconds * 1000), int(self.timeout * 500))
+        block = ("BLOCK", milliseconds) if milliseconds > 0 else ()
         with self.translating():
-            found = self._client().execute_command(
-                "XREAD", "COUNT", count, "BLOCK", milliseconds, "STREAMS", key, after
-            )
+            found = self._client().execute_command("XREAD", "COUNT", count, *block, "STREAMS", key, after)
         if isinstance(found, dict):
             return [entry for entries in found.values() for entry in entries]
         return list(found[0][1]) if found else []
