@@ -355,6 +355,7 @@ class DenseVector:
         rate: float,
         initial_accumulator: float = 0.1,
         epsilon: float = 1e-7,
+        decay: float = 1.0,
         beta1: float = 0.9,
         beta2: float = 0.999,
     ) -> None: ...
@@ -466,6 +467,7 @@ class Table:
         rate: float,
         initial_accumulator: float = 0.1,
         epsilon: float = 1e-7,
+        decay: float = 1.0,
         beta1: float = 0.9,
         beta2: float = 0.999,
         beta: float = 1.0,

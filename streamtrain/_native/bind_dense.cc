@@ -31,12 +31,12 @@ auto property(const SharedDense& shared) {
 }
 
 void construct(SharedDense* self, Vector values, std::string_view optimizer, float rate, float initial_accumulator,
-               float epsilon, float beta1, float beta2) {
+               float epsilon, float decay, float beta1, float beta2) {
   if (optimizer != "sgd" && optimizer != "adagrad" && optimizer != "adam")
     throw std::invalid_argument("the optimizer of dense parameters must be sgd, adagrad or adam");
   new (self) SharedDense(
       std::vector<float>(values.data(), values.data() + values.size()),
-      make_optimizer(optimizer, {initial_accumulator, epsilon, beta1, beta2, 1.0f, 0.0f, 0.0f}), rate);
+      make_optimizer(optimizer, {initial_accumulator, epsilon, decay, beta1, beta2}), rate);
 }
 
 nb::object pull(const SharedDense& shared, std::optional<Out<float, nb::ndim<1>>> out) {
@@ -98,7 +98,7 @@ void bind_dense(nb::module_& m) {
   m.def("aligned_floats", [](size_t size) { return aligned_numpy<float>({size}); }, "size"_a);
   nb::class_<SharedDense>(m, "DenseVector")
       .def("__init__", &construct, "values"_a, nb::kw_only(), "optimizer"_a, "rate"_a, "initial_accumulator"_a = 0.1f,
-           "epsilon"_a = 1e-7f, "beta1"_a = 0.9f, "beta2"_a = 0.999f)
+           "epsilon"_a = 1e-7f, "decay"_a = 1.0f, "beta1"_a = 0.9f, "beta2"_a = 0.999f)
       .def("__len__", &property<&DenseVector::size>)
       .def_prop_ro("nbytes", &property<&DenseVector::nbytes>)
       .def_prop_ro("slots", &slots)

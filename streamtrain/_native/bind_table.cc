@@ -97,12 +97,12 @@ nb::object birth_rows(Keys keys, size_t dim, uint64_t seed, std::string_view kin
 }
 
 void construct(SharedTable* self, size_t dim, std::string_view optimizer, float rate, float initial_accumulator,
-               float epsilon, float beta1, float beta2, float beta, float l1, float l2, uint64_t seed,
+               float epsilon, float decay, float beta1, float beta2, float beta, float l1, float l2, uint64_t seed,
                std::string_view init, float init_scale, std::string_view dtype, uint32_t min_count,
                uint32_t sketch_width, uint32_t expire_after, uint32_t capacity) {
   TableConfig config;
   config.dim = dim;
-  config.optimizer = make_optimizer(optimizer, {initial_accumulator, epsilon, beta1, beta2, beta, l1, l2});
+  config.optimizer = make_optimizer(optimizer, {initial_accumulator, epsilon, decay, beta1, beta2, beta, l1, l2});
   config.rate = rate;
   config.init = init_of(init, init_scale, seed);
   config.storage = storage_of(dtype);
@@ -276,14 +276,15 @@ void bind_table(nb::module_& m) {
   bind_parts(m);
   m.def("state_size", [](std::string_view optimizer, size_t dim) {
     require(dim >= 1 && dim <= kMaxDim, "dim must be between 1 and 4096");
-    const Optimizer made = make_optimizer(optimizer, {0.1f, 1e-7f, 0.9f, 0.999f, 1.0f, 0.0f, 0.0f});
+    const Optimizer made = make_optimizer(optimizer, {});
     return std::visit([&](const auto& one) { return one.state_size(dim); }, made);
   }, "optimizer"_a, "dim"_a);
   m.def("birth", &birth_rows, "keys"_a.noconvert(), "dim"_a, nb::kw_only(), "seed"_a, "init"_a = "uniform",
         "init_scale"_a = 0.01f, "dtype"_a = "float32", "out"_a.noconvert() = nb::none());
   nb::class_<SharedTable>(m, "Table")
       .def("__init__", &construct, "dim"_a, nb::kw_only(), "optimizer"_a, "rate"_a, "initial_accumulator"_a = 0.1f,
-           "epsilon"_a = 1e-7f, "beta1"_a = 0.9f, "beta2"_a = 0.999f, "beta"_a = 1.0f, "l1"_a = 0.0f, "l2"_a = 0.0f,
+           "epsilon"_a = 1e-7f, "decay"_a = 1.0f, "beta1"_a = 0.9f, "beta2"_a = 0.999f, "beta"_a = 1.0f,
+           "l1"_a = 0.0f, "l2"_a = 0.0f,
            "seed"_a = 0, "init"_a = "uniform", "init_scale"_a = 0.01f, "dtype"_a = "float32", "min_count"_a = 1,
            "sketch_width"_a = 1u << 20, "expire_after"_a = 0, "capacity"_a = 0)
       .def_prop_ro("dim", [](const SharedTable& t) { return t.layout().dim; })

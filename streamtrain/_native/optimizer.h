@@ -43,26 +43,27 @@ struct Sgd {
   }
 };
 
-// a += g * g;  w -= rate * g / (sqrt(a) + epsilon)
+// a = decay * a + g * g;  w -= rate * g / (sqrt(a) + epsilon)
 struct Adagrad {
-  float initial_accumulator, epsilon;
+  float initial_accumulator, epsilon, decay;
 
   static size_t state_size(size_t dim) { return dim; }
   void start(float, const float*, float* a, size_t dim) const { std::fill_n(a, dim, initial_accumulator); }
   void apply(float rate, float* __restrict w, float* __restrict a, const float* __restrict g, size_t dim) const {
+    const float keep = decay;
     for (size_t j = 0; j < dim; ++j) {
-      const float sum = a[j] + g[j] * g[j];
+      const float sum = keep * a[j] + g[j] * g[j];
       a[j] = sum;
       w[j] -= rate * g[j] / (std::sqrt(sum) + epsilon);
     }
   }
 };
 
-// One accumulator per row: a += mean(g * g);  w -= rate / (sqrt(a) + epsilon) * g
+// One accumulator per row: a = decay * a + mean(g * g);  w -= rate / (sqrt(a) + epsilon) * g
 // The sum runs in 8 lanes (element j in lane j mod 8, in ascending order), which are then added as
 // ((0+4)+(2+6)) + ((1+5)+(3+7)): an order that vectorises.
 struct RowWiseAdagrad {
-  float initial_accumulator, epsilon;
+  float initial_accumulator, epsilon, decay;
 
   static size_t state_size(size_t) { return 1; }
   void start(float, const float*, float* a, size_t) const { *a = initial_accumulator; }
@@ -73,7 +74,7 @@ struct RowWiseAdagrad {
       for (size_t lane = 0; lane < 8; ++lane) s[lane] += g[j + lane] * g[j + lane];
     for (size_t lane = 0; j + lane < dim; ++lane) s[lane] += g[j + lane] * g[j + lane];
     const float sum = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-    *a += sum / static_cast<float>(dim);
+    *a = decay * *a + sum / static_cast<float>(dim);
     const float step = rate / (std::sqrt(*a) + epsilon);
     for (j = 0; j < dim; ++j) w[j] -= step * g[j];
   }
@@ -173,7 +174,8 @@ using Optimizer = std::variant<Sgd, Adagrad, RowWiseAdagrad, Adam, Ftrl>;
 
 // The constants of all optimizers together; each takes those that it has.
 struct OptimizerConstants {
-  float initial_accumulator, epsilon, beta1, beta2, beta, l1, l2;
+  float initial_accumulator = 0.1f, epsilon = 1e-7f, decay = 1.0f, beta1 = 0.9f, beta2 = 0.999f;
+  float beta = 1.0f, l1 = 0.0f, l2 = 0.0f;
 };
 
 inline Optimizer make_optimizer(std::string_view name, const OptimizerConstants& c) {
@@ -184,12 +186,13 @@ inline Optimizer make_optimizer(std::string_view name, const OptimizerConstants&
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   require(in(c.initial_accumulator, 0, kInfinity), "initial_accumulator must be finite and not negative");
   require(in(c.epsilon, std::numeric_limits<float>::min(), kInfinity), "epsilon must be finite and positive");
+  require(c.decay > 0 && c.decay <= 1, "decay must be above 0 and at most 1");
   require(in(c.beta1, 0, 1) && in(c.beta2, 0, 1), "beta1 and beta2 must be at least 0 and below 1");
   require(in(c.beta, 0, kInfinity) && in(c.l1, 0, kInfinity) && in(c.l2, 0, kInfinity),
           "beta, l1 and l2 must be finite and not negative");
   if (name == "sgd") return Sgd{};
-  if (name == "adagrad") return Adagrad{c.initial_accumulator, c.epsilon};
-  if (name == "rowwise_adagrad") return RowWiseAdagrad{c.initial_accumulator, c.epsilon};
+  if (name == "adagrad") return Adagrad{c.initial_accumulator, c.epsilon, c.decay};
+  if (name == "rowwise_adagrad") return RowWiseAdagrad{c.initial_accumulator, c.epsilon, c.decay};
   if (name == "adam") return Adam(c.beta1, c.beta2, c.epsilon);
   require(name == "ftrl", "optimizer must be sgd, adagrad, rowwise_adagrad, adam or ftrl");
   require(c.beta > 0 || c.initial_accumulator > 0, "ftrl needs a positive beta or initial_accumulator");

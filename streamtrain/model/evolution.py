@@ -32,7 +32,7 @@ ALLOWABLE = {
 
 # Vectors as long as a row, and scalars after them, of a row's optimizer state: _native/optimizer.h.
 _STATE = {"sgd": (0, 0), "adagrad": (1, 0), "rowwise_adagrad": (0, 1), "adam": (2, 1), "ftrl": (2, 0)}
-_RATES = ("rate", "initial_accumulator", "epsilon", "beta1", "beta2", "beta", "l1", "l2")
+_RATES = ("rate", "initial_accumulator", "epsilon", "decay", "beta1", "beta2", "beta", "l1", "l2")
 
 
 class Change(NamedTuple):

@@ -95,7 +95,7 @@ class Model:
     ) -> None:
         self.schema = schema
         self.graph = graph
-        self.embedding_optimizer = Adagrad() if embedding_optimizer is None else embedding_optimizer
+        self.embedding_optimizer = Adagrad(decay=0.999) if embedding_optimizer is None else embedding_optimizer
         # Without momentum: the gradients of small steps are noise to each other (docs/quality.md).
         self.dense_optimizer = Adam(beta1=0.0) if dense_optimizer is None else dense_optimizer
         self.name = name

@@ -36,6 +36,9 @@ class Optimizer:
         for name in ("rate", "epsilon"):
             if getattr(self, name, 1.0) < _SMALLEST:
                 raise ConfigError(f"{type(self).__name__}: {name} must be > 0, not {getattr(self, name)!r}")
+        decay = getattr(self, "decay", 1.0)
+        if not _SMALLEST <= decay <= 1:
+            raise ConfigError(f"{type(self).__name__}: decay must be > 0 and at most 1, not {decay!r}")
         for name in ("beta1", "beta2"):
             if np.float32(getattr(self, name, 0.0)) >= 1:
                 raise ConfigError(f"{type(self).__name__}: {name} must be < 1, not {getattr(self, name)!r}")
@@ -83,11 +86,16 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Adagrad (Duchi et al. 2011), one accumulator per weight: a += g²; w -= rate * g / (√a + epsilon)."""
+    """Adagrad (Duchi et al. 2011), one accumulator per weight: a = decay * a + g²; w -= rate * g / (√a + epsilon).
+
+    With a `decay` of 1, steps become smaller for ever. With a smaller one, the accumulator forgets, as RMSprop's does,
+    and the step of a typical gradient does not fall below rate * √(1 - decay): weights follow a stream that drifts.
+    """
 
     rate: float = 0.2
     initial_accumulator: float = 0.01
     epsilon: float = 1e-7
+    decay: float = 1.0
     kind: ClassVar[str] = "adagrad"
 
 
@@ -98,6 +106,7 @@ class RowWiseAdagrad(Optimizer):
     rate: float = 0.2
     initial_accumulator: float = 0.01
     epsilon: float = 1e-7
+    decay: float = 1.0
     kind: ClassVar[str] = "rowwise_adagrad"
     for_dense: ClassVar[bool] = False
 

@@ -118,10 +118,10 @@ class Spec:
                 schema=str(given["schema"]),
                 seed=int(given["seed"]),
                 reduction=str(given["reduction"]),
-                tables=tuple(dict(table) for table in given["tables"]),
+                tables=tuple(map(_complete, given["tables"])),
                 dense=_shapes(given["dense"]),
                 statistics=_shapes(given["statistics"]),
-                dense_optimizer=dict(given["dense_optimizer"]),
+                dense_optimizer=_complete(given["dense_optimizer"]),
                 about=dict(given.get("about", {})),
             )
             spec.make_tables()
@@ -325,6 +325,12 @@ class Spec:
     def make_dense(self, values: Any) -> DenseVector:
         """A slice of the dense parameters, from its first values, float32 [n]."""
         return DenseVector(np.ascontiguousarray(values, np.float32), **self.dense_optimizer)
+
+
+def _complete(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an optimizer with what earlier releases did not have."""
+    has_decay = optimizer["optimizer"] in ("adagrad", "rowwise_adagrad")
+    return {**optimizer, **({"decay": optimizer.get("decay", 1.0)} if has_decay else {})}
 
 
 def _changes(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from streamtrain.train.step import Step
 _SMALL = 1024  # elements; the optimizer steps smaller weights together
 _LIMIT = 2.0**56  # of gradients, as in the core's optimizer.h
 
-OF_GRAPHS = ("dim", "optimizer", "epsilon", "beta1", "beta2", "beta", "l1", "l2")
+OF_GRAPHS = ("dim", "optimizer", "epsilon", "decay", "beta1", "beta2", "beta", "l1", "l2")
 """Settings of an optimizer that a compiled graph depends on; its rate is an argument."""
 
 _OF_OPTIMIZERS = (*OF_GRAPHS, "rate", "initial_accumulator")

@@ -29,10 +29,10 @@ def step_rows(settings: dict[str, Any], rows: "tf.Tensor", gradient: "tf.Tensor"
         case "sgd":
             return w - rate * gradient
         case "adagrad":
-            a = state + gradient * gradient
+            a = settings["decay"] * state + gradient * gradient
             return tf.concat([w - rate * gradient / (tf.sqrt(a) + settings["epsilon"]), a], 1)
         case "rowwise_adagrad":
-            a = state + tf.reduce_mean(gradient * gradient, 1, keepdims=True)
+            a = settings["decay"] * state + tf.reduce_mean(gradient * gradient, 1, keepdims=True)
             return tf.concat([w - rate / (tf.sqrt(a) + settings["epsilon"]) * gradient, a], 1)
         case "adam":
             t = tf.minimum(state[:, 2 * dim :] + 1.0, _MOST_STEPS)
@@ -65,7 +65,7 @@ def step_dense(
         case "sgd":
             return [w - rate * g for w, g in zip(weights, gradients, strict=True)], []
         case "adagrad":
-            sums = [a + g * g for a, g in zip(slots[0], gradients, strict=True)]
+            sums = [settings["decay"] * a + g * g for a, g in zip(slots[0], gradients, strict=True)]
             epsilon = settings["epsilon"]
             moved = [w - rate * g / (tf.sqrt(a) + epsilon) for w, g, a in zip(weights, gradients, sums, strict=True)]
             return moved, [sums]
@@ -84,7 +84,7 @@ def dense_decay(settings: dict[str, Any], steps: int) -> NDArray[np.float32]:
         case "sgd":
             return np.empty(0, np.float32)
         case "adagrad":
-            return np.ones(1, np.float32)
+            return np.array([np.float32(settings["decay"]) ** steps], np.float32)
         case _:
             keeps = [float(np.float32(settings[beta])) for beta in ("beta1", "beta2")]
             keeps[0] = keeps[0] or 1.0  # without momentum its slot is left as it is, see _adam

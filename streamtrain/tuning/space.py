@@ -27,11 +27,14 @@ HEATS: tuple[Heat, ...] = (
     {"dense_rate": _DECADE},
     {"micro_batch_size": (4, 8, 16, 64), "embedding_rate": _AROUND},
     {
-        "embedding_optimizer": (Adagrad(), RowWiseAdagrad(), Adam(0.003), FTRL(0.3), SGD(0.1)),
+        "embedding_optimizer": (
+            *(Adagrad(decay=0.999), RowWiseAdagrad(decay=0.999), Adam(0.003), FTRL(0.3), SGD(0.1)),
+        ),
         "embedding_rate": _AROUND,
     },
     {"dense_optimizer": (Adam(0.001, beta1=0.0), Adam(0.001), Adagrad(0.05), SGD(0.03)), "dense_rate": _AROUND},
     {"initial_accumulator": (1e-5, 1e-3, 0.1, 1.0)},
+    {"decay": (1.0, 0.9999, 0.99)},
     {"dim": (0.25, 0.5, 2.0, 4.0)},
     {"init_scale": (0.1, 1 / _STEP, _STEP, 10.0)},
     {"embedding_rate": _CLOSE, "dense_rate": _CLOSE},
@@ -180,14 +183,19 @@ def _dense_rate(model: Model, factor: float) -> Model:
     return model.replace(dense_optimizer=_scaled(model.dense_optimizer, factor))
 
 
-def _initial_accumulator(given: Model, value: float) -> Model:
-    def changed(optimizer: Optimizer) -> Optimizer:
-        return replace(optimizer, initial_accumulator=value) if hasattr(optimizer, "initial_accumulator") else optimizer  # type: ignore[call-arg]
+def _accumulators(name: str) -> Change:
+    """Sets an option of all optimizers of rows that have it."""
 
-    model = _with_features(given, lambda f: {} if f.optimizer is None else {"optimizer": changed(f.optimizer)})
-    if _uses_default(model):
-        model = model.replace(embedding_optimizer=changed(model.embedding_optimizer))
-    return model
+    def change(given: Model, value: float) -> Model:
+        def changed(optimizer: Optimizer) -> Optimizer:
+            return replace(optimizer, **{name: value}) if hasattr(optimizer, name) else optimizer
+
+        model = _with_features(given, lambda f: {} if f.optimizer is None else {"optimizer": changed(f.optimizer)})
+        if _uses_default(model):
+            model = model.replace(embedding_optimizer=changed(model.embedding_optimizer))
+        return model
+
+    return change
 
 
 def _dim(model: Model, factor: float) -> Model:
@@ -210,7 +218,8 @@ _CHANGES: dict[str, Change] = {
     "embedding_rate": _embedding_rate,
     "embedding_optimizer": _embedding_optimizer,
     "dense_rate": _dense_rate,
-    "initial_accumulator": _initial_accumulator,
+    "initial_accumulator": _accumulators("initial_accumulator"),
+    "decay": _accumulators("decay"),
     "dim": _dim,
     "init_scale": _init_scale,
 }

@@ -262,6 +262,18 @@ def test_a_description_that_does_not_fit_is_refused(part: str, value: Any, messa
         Spec.from_json(json.dumps(given))
 
 
+def test_accumulators_of_an_earlier_release_do_not_decay() -> None:
+    spec = Spec.of(model(embedding_optimizer=st.Adagrad(0.1, decay=0.99), dense_optimizer=st.Adagrad(0.1)))
+    given = json.loads(spec.to_json())
+    for one in (*given["tables"], given["dense_optimizer"]):
+        del one["decay"]
+    old = Spec.from_json(json.dumps(given))
+    assert old.dense_optimizer == spec.dense_optimizer
+    (told,) = old.overridden(spec)
+    assert told.endswith("decay 1.0, not 0.99")
+    assert old.identity == spec.identity
+
+
 def test_what_an_earlier_release_wrote_keeps_rows_and_weights_of_the_same_shapes() -> None:
     before, same, wider = model(), model(dense_optimizer=st.SGD(0.1)), model((12,))
     given = json.loads(Spec.of(before).to_json())

@@ -87,6 +87,8 @@ def test_betas_are_below_one(option: str) -> None:
     ("kind", "options", "message"),
     [
         (st.Adagrad, {"epsilon": 0.0}, "Adagrad: epsilon must be > 0"),
+        (st.Adagrad, {"decay": 0.0}, "Adagrad: decay must be > 0 and at most 1"),
+        (st.RowWiseAdagrad, {"decay": 1.1}, "RowWiseAdagrad: decay must be > 0 and at most 1"),
         (st.Adam, {"epsilon": 1e-45}, "Adam: epsilon must be > 0"),
         (st.SGD, {"rate": 1e-50}, "SGD: rate must be > 0"),
         (st.SGD, {"rate": 1e39}, "SGD: rate must be a finite number"),

@@ -43,7 +43,7 @@ def results() -> Iterator[bytes]:
         gradients = rng.standard_normal((3, len(keys), dim)).astype(np.float32)
         for optimizer in OPTIMIZERS:
             for dtype in DTYPES:
-                table = _core.Table(dim, optimizer=optimizer, rate=0.05, dtype=dtype, seed=3)
+                table = _core.Table(dim, optimizer=optimizer, rate=0.05, decay=0.9, dtype=dtype, seed=3)
                 for gradient in gradients:
                     table.push(keys, gradient, ones, ones)
                 yield table.pull_state(keys)[0].tobytes()

@@ -37,7 +37,7 @@ def sgd(w: Floats, steps: Floats) -> Floats:
 def adagrad(w: Floats, steps: Floats) -> Floats:
     a = np.full_like(w, F(0.3))
     for g in steps:
-        a = a + g * g
+        a = F(0.9) * a + g * g
         w = w - F(0.1) * g / (np.sqrt(a) + F(1e-5))
     return w
 
@@ -59,7 +59,7 @@ def test_updates_are_the_formula_bit_for_bit(
     kind: Kind, formula: Callable[[Floats, Floats], Floats], seed: int, size: int, steps: int
 ) -> None:
     values, *pushed = gradients(seed, steps + 1, size)
-    dense = vector(kind, values, initial_accumulator=0.3, epsilon=1e-5, beta1=0.8, beta2=0.95)
+    dense = vector(kind, values, initial_accumulator=0.3, epsilon=1e-5, decay=0.9, beta1=0.8, beta2=0.95)
     assert all([dense.apply(g) for g in pushed])
     assert_array_equal(dense.pull(), formula(values, np.array(pushed, F).reshape(steps, size)))
     assert len(dense) == size
@@ -181,7 +181,14 @@ def test_optimizers_whose_state_is_not_by_element(kind: Any) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("initial_accumulator", -1.0), ("epsilon", 0.0), ("epsilon", np.nan), ("beta1", 1.0), ("beta2", -0.1)],
+    [
+        ("initial_accumulator", -1.0),
+        ("epsilon", 0.0),
+        ("epsilon", np.nan),
+        ("decay", np.nan),
+        ("beta1", 1.0),
+        ("beta2", -0.1),
+    ],
 )
 def test_constants_out_of_range(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=option):

@@ -95,6 +95,7 @@ class TableMachine(RuleBasedStateMachine):
         min_count=st.sampled_from([1, 1, 2, 5]),
         expire_after=st.sampled_from([0, 10]),
         l1=st.sampled_from([0.0, 0.5]),
+        decay=st.sampled_from([1.0, 0.75]),
     )
     def start(self, **options: Any) -> None:
         options |= {"rate": 0.5, "init_scale": 0.25, "sketch_width": 64, "l2": 0.1}
@@ -689,6 +690,8 @@ def test_columns_outlive_table_and_part() -> None:
         ({"beta1": 1.0}, "beta1"),
         ({"l1": -1.0}, "l1"),
         ({"initial_accumulator": float("nan")}, "initial_accumulator"),
+        ({"decay": 0.0}, "decay must be above 0 and at most 1"),
+        ({"decay": 1.5}, "decay"),
         ({"optimizer": "ftrl", "beta": 0.0, "initial_accumulator": 0.0}, "ftrl"),
     ],
 )

@@ -83,6 +83,7 @@ class Optimizer:
     rate: float
     initial_accumulator: float = 0.1
     epsilon: float = 1e-7
+    decay: float = 1.0
     beta1: float = 0.9
     beta2: float = 0.999
     beta: float = 1.0
@@ -112,14 +113,14 @@ class Optimizer:
             case "sgd":
                 return w - rate * g, state
             case "adagrad":
-                a = state + g * g
+                a = f32(self.decay) * state + g * g
                 return w - rate * g / (np.sqrt(a) + epsilon), a
             case "rowwise_adagrad":
                 s = np.zeros(8, f32)
                 for part in np.pad(g * g, (0, -dim % 8)).reshape(-1, 8):
                     s = s + part
                 total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
-                a = state + total / f32(dim)
+                a = f32(self.decay) * state + total / f32(dim)
                 return w - rate / (np.sqrt(a) + epsilon) * g, a
             case "adam":
                 t = state[2 * dim] + f32(1)

@@ -26,14 +26,14 @@ from streamtrain.train.trainer import Trainer
 IDS = 40
 ROWS: dict[str, stm.SGD | stm.Adagrad | stm.RowWiseAdagrad | stm.Adam | stm.FTRL] = {
     "SGD": stm.SGD(0.1),
-    "Adagrad": stm.Adagrad(0.1),
-    "RowWiseAdagrad": stm.RowWiseAdagrad(0.1),
+    "Adagrad": stm.Adagrad(0.1, decay=0.9),
+    "RowWiseAdagrad": stm.RowWiseAdagrad(0.1, decay=0.9),
     "Adam": stm.Adam(0.01),
     "FTRL": stm.FTRL(0.1, l1=0.01, l2=0.01),
 }
 DENSE: dict[str, stm.SGD | stm.Adagrad | stm.Adam] = {
     "SGD": stm.SGD(0.1),
-    "Adagrad": stm.Adagrad(0.1),
+    "Adagrad": stm.Adagrad(0.1, decay=0.95),
     "Adam": stm.Adam(0.01),
 }
 
