@@ -73,7 +73,7 @@ def parent_file(folder: Path) -> Path:
 
 def has_learned(folder: Path) -> bool:
     done = run(folder, "status", "--json", "--config", str(parent_file(folder)))
-    return done.returncode == 0 and json.loads(done.stdout)["samples"] > 0
+    return done.returncode == 0 and (json.loads(done.stdout)["samples"] or 0) > 0  # None until it has polled the shards
 
 
 def contents(shard: Shard) -> dict[str, Any]:
