@@ -25,6 +25,7 @@ from streamtrain.join.progress import from_metadata, sample_of_metadata, to_meta
 from streamtrain.periodic import Backoff, retry
 from streamtrain.settings.groups import JoinSettings, Settings
 from streamtrain.stream.dead_letters import SUFFIX
+from streamtrain.stream.kafka.client import REQUEST_SECONDS
 from streamtrain.stream.kafka.source import DEFAULTS as READ_DEFAULTS
 from streamtrain.stream.kafka.stream import KafkaStream
 from streamtrain.stream.kafka.writer import DEFAULTS as WRITE_DEFAULTS
@@ -39,7 +40,6 @@ _MOST_MESSAGES = 5000  # read at once
 _MOST_AHEAD = 60.0  # seconds that one log may be read ahead of the other
 _TRANSACTION_MS = 15_000  # after which a broker takes back the transaction of a joiner that was killed
 _TRANSACTION_SECONDS = 10.0
-_REQUEST_SECONDS = 10.0
 _END = KafkaError._PARTITION_EOF
 
 logger = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ class Joiner:
             },
             {**WRITE_DEFAULTS, "linger.ms": 0, "queue.buffering.max.messages": 1_000_000},
         )
-        self._producer.init_transactions(_REQUEST_SECONDS)
+        self._producer.init_transactions(REQUEST_SECONDS)
         self._consumer = service.create_client(
             Consumer,
             self._monitor,
@@ -354,12 +354,12 @@ class Joiner:
                 "number of partitions, and only `streamtrain join` may be in the group"
             )
         committed: dict[tuple[str, int], Committed] = {}
-        for one in consumer.committed(list(given), timeout=_REQUEST_SECONDS):
+        for one in consumer.committed(list(given), timeout=REQUEST_SECONDS):
             if one.error is not None:
                 raise KafkaException(one.error)
             offset = one.offset
             if offset < 0:
-                offset, _ = consumer.get_watermark_offsets(one, timeout=_REQUEST_SECONDS)
+                offset, _ = consumer.get_watermark_offsets(one, timeout=REQUEST_SECONDS)
             committed[one.topic, one.partition] = Committed(offset, from_metadata(one.metadata, offset))
             if one.topic == self._logs[1]:
                 self._samples[one.partition] = sample_of_metadata(one.metadata)

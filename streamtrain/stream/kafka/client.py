@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceR
 # Until Kafka counts as unreachable: a connection may end at any time, and be made again.
 _SUSPECT_SECONDS = 1.0  # once an attempt to connect has failed
 _RECONNECT_SECONDS = 5.0  # if a connection has only ended: the next attempt may wait for 1.5 x reconnect.backoff.max.ms
+_ENDED = re.compile(r": Disconnected.*\(after \d{4,}ms in state UP")
 
 _CREDENTIALS = "check security.protocol, sasl.mechanism, sasl.username and sasl.password among the options"
 _REFUSALS = {
@@ -127,8 +129,8 @@ class ConnectionMonitor:
                 self.last_failure = time.monotonic()
 
     def _has_only_ended(self) -> bool:
-        """Whether the last connection ended after it was made."""
-        return ": Disconnected" in self.reason
+        """Whether the last connection was in use for a second at least; one that a broker refuses ends at once."""
+        return _ENDED.search(self.reason) is not None
 
     def on_error(self, error: KafkaError) -> None:
         """Handles an error of the client."""
@@ -169,7 +171,8 @@ class ConnectionMonitor:
 Option = str | int | float | bool
 Key = TypeVar("Key")
 
-REQUEST_SECONDS = 10.0  # in which a request must be answered
+REQUEST_SECONDS = 30.0  # in which a request must be answered: a busy broker takes its time
+_CONNECT_AGAIN_SECONDS = 10.0  # the same, once a connection has failed
 _RETRY_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
 _REUSE_SECONDS = 2.0  # in which a client that has answered before must answer again, before a new one is made
@@ -331,35 +334,39 @@ class KafkaService:
             SourceRefused: credentials are refused.
             SourceUnavailable: not all requests were answered in time.
         """
-        deadline = time.monotonic() + REQUEST_SECONDS
+        begun = time.monotonic()
         admin_client, is_new = self._connected_admin()
         if not is_new:  # its broker may have restarted since, which it notices late
             with contextlib.suppress(SourceUnavailable):
-                return self._call(admin_client, question, transient, min(deadline, time.monotonic() + _REUSE_SECONDS))
+                return self._call(admin_client, question, transient, begun, min(_REUSE_SECONDS, REQUEST_SECONDS))
             admin_client, _ = self._connected_admin()
-        return self._call(admin_client, question, transient, deadline)
+        return self._call(admin_client, question, transient, begun, REQUEST_SECONDS)
 
     def _call(
         self,
         admin_client: _AdminClient,
         question: Callable[[AdminClient], Mapping[Key, Future[Any]]],
         transient: frozenset[int],
-        deadline: float,
+        begun: float,
+        patience: float,
     ) -> dict[Key, Any]:
         """As `call`, by one client, which is not used again if that fails."""
+        admin, monitor, refusals = admin_client
+
+        def limit() -> float:
+            return min(patience, _CONNECT_AGAIN_SECONDS) if monitor.last_failure > begun else patience
+
         try:
             while True:
                 answers, missing = _answers(
-                    admin_client.admin, question(admin_client.admin), admin_client.refusals, deadline
+                    admin, question(admin), refusals, lambda: time.monotonic() > begun + limit()
                 )
                 if missing:
-                    raise SourceUnavailable(
-                        f"{self.name} does not answer within {REQUEST_SECONDS:g} s: {admin_client.monitor.reason}"
-                    )
+                    raise SourceUnavailable(f"{self.name} does not answer within {limit():g} s: {monitor.reason}")
                 codes = {one.code() for one in answers.values() if isinstance(one, KafkaError)}
-                if not codes & (_TRANSIENT | transient) or time.monotonic() > deadline:
+                if not codes & (_TRANSIENT | transient) or time.monotonic() > begun + limit():
                     return answers
-                admin_client.admin.poll(_RETRY_SECONDS)
+                admin.poll(_RETRY_SECONDS)
         except BaseException:
             with self._lock:
                 self._admin = None if self._admin is admin_client else self._admin
@@ -383,11 +390,14 @@ class KafkaService:
 
 
 def _answers(
-    admin: AdminClient, futures: Mapping[Key, Future[Any]], refusals: list[SourceRefused], deadline: float
+    admin: AdminClient,
+    futures: Mapping[Key, Future[Any]],
+    refusals: list[SourceRefused],
+    is_late: Callable[[], bool],
 ) -> tuple[dict[Key, Any], bool]:
-    """What is answered by then, and whether something is missing."""
+    """What is answered in time, and whether something is missing."""
     missing = set(futures.values())
-    while missing and time.monotonic() < deadline:
+    while missing and not is_late():
         _, missing = wait(missing, 0.05)
         admin.poll(0)
         for refused in refusals:

@@ -1,5 +1,6 @@
 """Who may read what of Kafka, and what is told to those who may not, or speak another protocol."""
 
+import socket
 import time
 
 import pytest
@@ -64,19 +65,22 @@ def test_credentials_that_end_under_a_reader_are_told(kafka: Broker, place: Plac
             member.take_until(lambda m: False)
 
 
-def test_a_broker_of_another_protocol_does_not_hang(
+def test_a_broker_that_does_not_answer_is_waited_for_shortly_if_it_refuses_connections(
     kafka: Broker, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_service, "REQUEST_SECONDS", 2.0)
-    for servers, options, reason in (
-        (kafka.servers, {"security.protocol": "ssl"}, "SSL"),
-        (kafka.secured, {"client.rack": "a"}, "Disconnected"),
-        ("localhost:1", {"client.rack": "a"}, "refused"),
-    ):
-        begin = time.monotonic()
-        with pytest.raises(SourceUnavailable, match=rf"{servers} does not answer within 2 s: .*{reason}"):
-            KafkaStream(servers, place.topic, options).bounds()
-        assert time.monotonic() - begin < PATIENCE
+    monkeypatch.setattr(kafka_service, "REQUEST_SECONDS", 4.0)
+    monkeypatch.setattr(kafka_service, "_CONNECT_AGAIN_SECONDS", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for servers, options, seconds, reason in (
+            (kafka.servers, {"security.protocol": "ssl"}, 2, "SSL"),
+            (kafka.secured, {"client.rack": "a"}, 2, "Disconnected"),
+            ("localhost:1", {"client.rack": "a"}, 2, "refused"),
+            (f"127.0.0.1:{silent.getsockname()[1]}", {"client.rack": "a"}, 4, "no reason known"),
+        ):
+            begin = time.monotonic()
+            with pytest.raises(SourceUnavailable, match=rf"{servers} does not answer within {seconds} s: .*{reason}"):
+                KafkaStream(servers, place.topic, options).bounds()
+            assert time.monotonic() - begin < PATIENCE
 
 
 def test_members_that_are_not_ours_are_refused(place: Place) -> None:
