@@ -151,6 +151,7 @@ class Coordinator:
         if redis:
             self._schedule_publications(redis, settings)
         self._statuses: list[Any] = [None] * len(controls)  # of the last poll; None: the shard did not answer
+        self._asked_again = [0] * len(controls)  # how often each was polled by itself, which no older answer replaces
         self._away: set[int] = set()  # shards that have answered before and do not now
         self._samples: deque[tuple[float, int]] = deque()
         self._history = History(settings.checkpoint.url, now)
@@ -379,12 +380,17 @@ class Coordinator:
         return self._stream_lag.learned_through(self._ready()) if self._stream_lag else None
 
     def _poll(self) -> None:
+        with self._lock:
+            asked_again = [*self._asked_again]
         statuses = list(self._pool.map(poll_shard, self._polled))
         at = time.monotonic()
-        for index, (before, status) in enumerate(zip(self._statuses, statuses, strict=True)):
-            self._log_change(index, before, status)
         with self._lock:
+            before = self._statuses
+            is_newer = [one == now for one, now in zip(asked_again, self._asked_again, strict=True)]
+            statuses = [new if newer else old for newer, new, old in zip(is_newer, statuses, before, strict=True)]
             self._statuses = statuses
+        for index, (old, new) in enumerate(zip(before, statuses, strict=True)):
+            self._log_change(index, old, new)
         samples = samples_of(self._ready())
         with self._lock:
             if samples is not None:
@@ -399,6 +405,7 @@ class Coordinator:
         """Polls one shard now: the status then has what was just changed there."""
         status = poll_shard(self._polled[index])
         with self._lock:
+            self._asked_again[index] += 1
             self._statuses = [*self._statuses[:index], status, *self._statuses[index + 1 :]]
 
     def _log_change(self, index: int, before: Any | None, status: Any | None) -> None:
