@@ -127,7 +127,9 @@ class Learner:
         self._lock = threading.RLock()  # reentrant, as a signal handler may call save
         self._broken = ""
         self._step = Step(model)
-        self._micro = MicroStep(model, self._step, batch_size, graphs=graphs) if model.micro_batch_size else None
+        self._micro = None
+        if model.micro_batch_size:
+            self._micro = MicroStep(model, self._step, batch_size, Spec.of(model), graphs=graphs)
         self._use(self._new_shards(shards))
         self._to_learn = SampleReader(model, future_after=future_after, now=now)
         self._to_predict = SampleReader(model, with_labels=False)

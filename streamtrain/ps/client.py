@@ -98,6 +98,7 @@ class ShardReader:
 
     Args:
         sources: all shards, in order of their index.
+        spec: what they hold.
 
     Attributes:
         most_row_bytes: largest row of any table, with its key and optimizer state.
@@ -181,10 +182,15 @@ class Client(ShardReader):
 
     Args:
         sessions: with all shards, in order of their index.
+        spec: what they hold.
+
+    Attributes:
+        spec: as given.
     """
 
     def __init__(self, sessions: Sequence[Session], spec: Spec) -> None:
         super().__init__(sessions, spec)
+        self.spec = spec
         self._sessions = sessions
 
     def join(self, progress: int | None = None) -> int:

@@ -140,6 +140,7 @@ class Shards:
         self._beginning = beginning
         self._metadata = metadata
         self._run: Run | None = None  # as once agreed
+        self._spec = beginning.spec  # of the run
         self._incarnation: Incarnation | None = None  # as once claimed
         self.controls: list[Control] = [
             LocalControl(place) if isinstance(place, Node) else RemoteControl(*place[0], metadata, resolver=place[1])
@@ -159,9 +160,10 @@ class Shards:
             ModelMismatch: they hold another model.
         """
         statuses = [control.status() for control in self.controls]
-        begun = next((status for status in statuses if status.ready), None)
+        index, begun = next(((i, status) for i, status in enumerate(statuses) if status.ready), (0, None))
         if begun is None:
             begun = self._initialise(0, self._run or Run(uuid.uuid4().hex, self._beginning.start))
+        self._spec = self._held(index, begun)
         topic = next((status.topic for status in statuses if status.topic), "")
         run = Run(begun.run, wire.decode_clock(begun.start), topic)
         for index, status in enumerate(statuses):
@@ -176,21 +178,26 @@ class Shards:
                     "its checkpoints are not of this cluster; restore all shards from the same place",
                     "mismatch",
                 )
-            held = Spec.from_json(status.spec)
-            held.check_fit(self._beginning.spec, control.target)
-        if self._run is None and (overridden := held.overridden(self._beginning.spec)):
+        held = [self._held(index, status) for index, status in enumerate(statuses)]
+        if self._run is None and (overridden := held[0].overridden(self._beginning.spec)):
             logger.warning(
                 "the model file has changed, but what the run began with stays in force: %s; to change it, stop "
                 "the cluster and run `streamtrain evolve`. `streamtrain set` changes learning rates at once",
                 "; ".join(overridden),
             )
-        if self._run is None and (set_rates := Spec.from_json(statuses[0].spec).rates):
+        if self._run is None and (set_rates := held[0].rates):
             listed = ", ".join(f"{name}.rate={rate:g}" for name, rate in set_rates.items())
             logger.info("learning rates as set by `streamtrain set`, instead of those of the model file: %s", listed)
         self._run = run
         if self._incarnation is not None and any(one.incarnation != str(self._incarnation) for one in statuses):
             self.claim(self._incarnation)  # shards have been restarted
         return run
+
+    def _held(self, index: int, status: Any) -> Spec:
+        """What a shard holds; raises ModelMismatch."""
+        held = Spec.from_json(status.spec)
+        held.check_fit(self._beginning.spec, self.controls[index].target)
+        return held
 
     def adopt(self, topic: str) -> None:
         """Binds the offsets and clocks of all shards to a topic; raises the errors of `agree`."""
@@ -227,7 +234,7 @@ class Shards:
         what, count = self._beginning, len(self._places)
         dense = what.dense[shard_slice(len(what.dense), index, count)]
         statistics = what.statistics[shard_slice(len(what.statistics), index, count)]
-        return self.controls[index].initialise(index, count, InitialState(run, what.spec, dense, statistics))
+        return self.controls[index].initialise(index, count, InitialState(run, self._spec, dense, statistics))
 
     def clocks(self) -> list[dict[int, int]]:
         """The clock of every shard.
@@ -261,7 +268,7 @@ class Shards:
             retry: how to deal with shards that do not answer.
             stopped: once set, waiting for connections ends.
         """
-        spec, count = self._beginning.spec, len(self._places)
+        spec, count = self._spec, len(self._places)
         who = JoinInfo(worker, run.id, spec.identity, count, dtype, lanes)
         sessions: list[Session] = [
             LocalSession(place.shard, place.consistency, worker)

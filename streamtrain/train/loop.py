@@ -256,7 +256,9 @@ class Loop:
         self._linger = BatchLinger(config)
 
         def make_trainer() -> Trainer:
-            micro = MicroStep(model, step, config.batch_size, graphs=graphs()) if model.micro_batch_size else None
+            micro = None
+            if model.micro_batch_size:
+                micro = MicroStep(model, step, config.batch_size, client.spec, graphs=graphs())
             return Trainer(model, step, client, shards, micro=micro, ahead=config.ahead)
 
         self._make_trainer = make_trainer

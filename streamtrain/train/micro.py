@@ -91,10 +91,14 @@ class MicroStep:
         model: the model to train.
         step: its training function; the states of random generators are kept there.
         batch_size: expected maximum number of samples; larger batches are accepted and compiled for.
+        spec: of the shards, whose optimizers it steps with as they do; the model file may have changed since the run
+            began.
         graphs: compiled graphs to use and to add to; None: a cache of its own.
     """
 
-    def __init__(self, model: Model, step: Step, batch_size: int, *, graphs: GraphCache | None = None) -> None:
+    def __init__(
+        self, model: Model, step: Step, batch_size: int, spec: Spec, *, graphs: GraphCache | None = None
+    ) -> None:
         import tensorflow as tf
 
         assert model.micro_batch_size is not None
@@ -102,15 +106,13 @@ class MicroStep:
         self._model = model
         self._step = step
         self.size = model.micro_batch_size
-        spec = Spec.of(model)
+        self._spec = spec
         self._groups = TableGroup.all_of(model, spec)
         self._tables = [list(group.tables) for group in self._groups]
         self._dims = spec.dims
-        self._dense_optimizer = spec.dense_optimizer
         self._sizes = model.dense.sizes
         self._numbers = step.forward.columns.width - step.forward.columns.numeric
         self._most_steps = -(-batch_size // self.size)
-        self._first_rates = spec.first_rates
         own = spec.own_rates
         self._own_rates = [own[group.tables[0]] for group in self._groups]
         self._graphs = GraphCache() if graphs is None else graphs
@@ -121,7 +123,7 @@ class MicroStep:
     def _ingredients(self) -> list[Any]:
         """Everything that a graph depends on besides its shape."""
         model = self._model
-        optimizers = [*(group.settings for group in self._groups), self._dense_optimizer]
+        optimizers = [*(group.settings for group in self._groups), self._spec.dense_optimizer]
         return [
             id(model.graph),  # which a compiled graph keeps alive
             model.seed,  # a graph may have drawn constants
@@ -242,7 +244,7 @@ class MicroStep:
         """Of the graph of a shape, in the order of `MicroGraph._packing`."""
         steps, size, n = shape.steps, self.size, len(batch)
         # Each argument has a fixed cost, so small ones are packed into two: one of floats, one of integers.
-        rates = pulled.rates or self._first_rates
+        rates = pulled.rates or self._spec.first_rates
         of_groups = [rates.embedding_optimizer if own is None else own for own in self._own_rates]
         floats: list[Any] = [
             np.array([*of_groups, rates.dense_optimizer], np.float32),
@@ -287,7 +289,7 @@ class MicroStep:
         cut = sum(self._sizes)
         before, after, slots_before = pulled.parameters, tensor_view(parameters), pulled.slots
         taken = micro.steps - int(dropped)
-        decay = dense_decay(self._dense_optimizer, taken)
+        decay = dense_decay(self._spec.dense_optimizer, taken)
         change = DenseChange(
             after[:cut] - before[:cut], tensor_view(slots_after) - decay[:, None] * slots_before, decay, float(taken)
         )
@@ -332,7 +334,7 @@ class MicroStep:
         return compiled[key]
 
     def _graph(self, shape: Shape) -> MicroGraph:
-        return MicroGraph(self._model, self._step, self._groups, shape)
+        return MicroGraph(self._model, self._step, self._spec, self._groups, shape)
 
 
 def _rounded(count: int) -> int:

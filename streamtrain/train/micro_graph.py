@@ -141,18 +141,18 @@ class MicroGraph:
     Args:
         model: the model to train.
         step: its training function.
+        spec: of the shards.
         groups: the model's tables.
         shape: the graph's static shape.
     """
 
-    def __init__(self, model: Model, step: Step, groups: Sequence[TableGroup], shape: Shape) -> None:
+    def __init__(self, model: Model, step: Step, spec: Spec, groups: Sequence[TableGroup], shape: Shape) -> None:
         import tensorflow as tf
 
         assert model.micro_batch_size is not None
         self._tf, self._model, self._step, self._groups, self._shape = tf, model, step, groups, shape
         self._size = model.micro_batch_size
         self._sizes = model.dense.sizes
-        spec = Spec.of(model)
         self._dense_optimizer, self._slots = spec.dense_optimizer, spec.dense_slots
         small = [i for i, size in enumerate(self._sizes) if size < _SMALL]
         large = [[i] for i, size in enumerate(self._sizes) if size >= _SMALL]

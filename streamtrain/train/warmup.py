@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from streamtrain.errors import StreamtrainError
 from streamtrain.model.model import Model
+from streamtrain.model.spec import Spec
 from streamtrain.stream.formats.factory import Format
 from streamtrain.stream.source import Bounds, Stream
 from streamtrain.train.micro import GraphCache, MicroStep
@@ -59,7 +60,7 @@ class Warmup:
         with self._lock:
             if self._closed:
                 return
-            micro = MicroStep(self._model, self._step, self._batch_size, graphs=self._graphs)
+            micro = MicroStep(self._model, self._step, self._batch_size, Spec.of(self._model), graphs=self._graphs)
             if micro.takes(batch):
                 micro.compile(plan(self._model.planner(1), batch))
 

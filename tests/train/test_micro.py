@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import streamtrain as stm
 from streamtrain.model.features import Feature
-from streamtrain.model.spec import Spec
 from streamtrain.ps.client import Client, total_stats
 from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Async
@@ -31,6 +30,7 @@ ROWS: dict[str, stm.SGD | stm.Adagrad | stm.RowWiseAdagrad | stm.Adam | stm.FTRL
     "Adam": stm.Adam(0.01),
     "FTRL": stm.FTRL(0.1, l1=0.01, l2=0.01),
 }
+OTHERWISE = {"Adagrad": stm.Adagrad(0.1, epsilon=0.5), "Adam": stm.Adam(0.01, beta1=0.5)}
 DENSE: dict[str, stm.SGD | stm.Adagrad | stm.Adam] = {
     "SGD": stm.SGD(0.1),
     "Adagrad": stm.Adagrad(0.1, decay=0.95),
@@ -140,6 +140,27 @@ def test_micro_batches_are_small_batches(rows: str, dense: str, reduction: str) 
     assert_same(large, small)
 
 
+@pytest.mark.parametrize("rows", [*OTHERWISE])
+def test_a_worker_whose_model_file_has_changed_steps_as_the_shards_do(rows: str) -> None:
+    """Settings stay as the run began, also where a batch sees its own updates before the shards have them."""
+    samples, begun = stream(96, 12), make(rows, "Adagrad", "row_sum", 8)
+    edited = begun.replace(embedding_optimizer=OTHERWISE[rows], dense_optimizer=stm.Adagrad(0.1, decay=0.5))
+    large = stm.Learner(begun, batch_size=32)
+    small = stm.Learner(begun.replace(micro_batch_size=None), batch_size=8)
+    expected = small.learn(samples).predictions
+    worker = trainer(edited, large._shards, 0, GraphCache())
+    for i, (batch, _) in enumerate(large.read(samples)):
+        pulling = worker.pull(worker.plan(batch), batch)
+        pulling.wait()
+        stepped = worker.step(pulling)
+        np.testing.assert_allclose(stepped.predictions, expected[32 * i : 32 * (i + 1)], atol=1e-5)
+        span = Span(0, 32 * i, 32 * (i + 1))
+        total_stats(worker.push(pulling, stepped, spans=[span], watermark=0).wait())
+    np.testing.assert_allclose(weights_of(large), weights_of(small), atol=1e-5)
+    slots = large._shards[0].dense.slots
+    np.testing.assert_allclose(slots, small._shards[0].dense.slots, atol=1e-5)
+
+
 @given(
     rows=st.sampled_from(sorted(ROWS)),
     dense=st.sampled_from(sorted(DENSE)),
@@ -225,8 +246,9 @@ def test_a_gradient_that_is_not_finite_is_dropped_alone() -> None:
 
 def trainer(model: stm.Model, shards: Sequence[Any], ahead: int, graphs: GraphCache) -> Trainer:
     step = Step(model)
-    client = Client([LocalSession(shard, Async(shard), "worker") for shard in shards], Spec.of(model))
-    return Trainer(model, step, client, len(shards), micro=MicroStep(model, step, 32, graphs=graphs), ahead=ahead)
+    spec = shards[0].spec
+    client = Client([LocalSession(shard, Async(shard), "worker") for shard in shards], spec)
+    return Trainer(model, step, client, len(shards), micro=MicroStep(model, step, 32, spec, graphs=graphs), ahead=ahead)
 
 
 @pytest.mark.parametrize("rows", ["Adagrad", "Adam", "FTRL"])

@@ -362,6 +362,21 @@ def test_shards_of_another_model_are_refused_by_name() -> None:
             Shards(of.channels, other).agree()
 
 
+def test_settings_stay_as_the_run_began_for_workers_and_for_a_shard_that_was_lost() -> None:
+    """A worker steps as the shards do, whatever its model file says; and an empty shard joins as the others are."""
+    tables = tuple({**table, "rate": 0.5} for table in SPEC.tables)
+    edited = replace(COUNTING, spec=replace(SPEC, tables=tables))
+    with served() as of:
+        first = of.shards()
+        run = first.agree()
+        stop(of, 1)
+        start(of, 1)
+        shards = Shards(of.channels, edited)
+        assert shards.agree().id == run.id
+        assert shards.client("edited", run).spec == SPEC
+        assert [shard.spec for shard in of.held] == [SPEC, SPEC]
+
+
 def test_all_who_agree_at_once_agree_on_one_run() -> None:
     workers = 8
     with served(3) as of, ExitStack() as stack, ThreadPoolExecutor(workers) as pool:
