@@ -17,6 +17,7 @@ SHUTDOWN_SECONDS = 40.0
 """Deadline of a process that a supervisor kills after 45 s; see `processes.supervisor.Program`."""
 
 EXIT_GAVE_UP = 1
+_FROZEN_SECONDS = 2.0
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -68,11 +69,25 @@ def stop_on_signals(deadline: float | None = None) -> threading.Event:
         with received, wakeup:
             first = receive(None)
             assert first is not None
+            end_if_frozen(deadline)
             stopped.set()
             end_in_time(first, receive, deadline)
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
     return stopped
+
+
+def end_if_frozen(deadline: float | None) -> None:
+    """Has a process end, with the stacks of all threads, whose interpreter stands still after its deadline.
+
+    A library may wait for ever while it holds the lock of the interpreter, so that no line of Python runs any more,
+    `end_in_time` included: https://github.com/confluentinc/librdkafka/issues/4884.
+
+    Args:
+        deadline: see `end_in_time`.
+    """
+    if deadline is not None:
+        faulthandler.dump_traceback_later(deadline + _FROZEN_SECONDS, file=_STANDARD_ERROR, exit=True)
 
 
 def end_in_time(first: int, receive: Callable[[float | None], int | None], deadline: float | None) -> NoReturn:

@@ -49,6 +49,16 @@ def test_a_thread_that_stays_is_ended_as_well() -> None:
     assert said.splitlines()[0] == "did not end within 0.5 s of SIGTERM: gave up waiting for its threads"
 
 
+def test_an_interpreter_that_stands_still_is_ended_as_well() -> None:
+    """As if a library waited for ever, and held its lock."""
+    with started(0.5, "__import__('ctypes').PyDLL(None).sleep(1000)") as process:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert said.startswith("Timeout ")
+    assert any("<string>" in one for one in said.splitlines()), said
+
+
 def test_another_signal_shows_what_is_waited_for_and_all_threads() -> None:
     with started(600, "sys.stdin.read()") as process:
         assert process.stdout is not None
