@@ -41,6 +41,7 @@ from streamtrain.stream.opening import TopicWatch, open_stream, resolve_start_of
 from streamtrain.train.blocks import BlockTracker, Slices
 from streamtrain.train.intake import StreamIntake
 from streamtrain.train.loop import Loop, LoopConfig
+from streamtrain.train.micro import describe_steps
 from streamtrain.train.progressive import ProgressiveValidation
 from streamtrain.train.warmup import Warmup
 
@@ -215,6 +216,7 @@ class WorkerProcess:
             metrics=self.metrics,
             graphs=self._warmup.graphs,
         )
+        logger.info(describe_steps(self._model))
         assert self._reporter is not None
         self._reporter.start()
         if writer is not None:

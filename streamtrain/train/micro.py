@@ -30,9 +30,24 @@ from streamtrain.train.step import Floats, Step
 
 logger = logging.getLogger(__name__)
 
+LARGE_GRAPH = 20_000
+"""Weights from which steps of 8 samples have less than half the speed of large ones; docs/performance.md."""
+
 _ROOM = 1.5  # capacity for rows, relative to those needed, so that few graphs are compiled
 _PADDED_IDS = 1 << 18  # that a batch may always have, padding included
 _PADDING = 4  # times the ids of a larger one
+
+
+def describe_steps(model: Model) -> str:
+    """In what steps batches of a model are learned, as a line of the log."""
+    size, weights = model.micro_batch_size, sum(model.dense.sizes)
+    if size is None:
+        return "learning each batch in one step, as micro_batch_size is None"
+    steps = f"learning batches in steps of {size} samples (micro_batch_size)"
+    if weights < LARGE_GRAPH or size >= 64:
+        return steps
+    large = f"the graph has {weights:,} weights: if this is too slow, micro_batch_size=64 is faster, but learns less"
+    return f"{steps}; {large}"
 
 
 class MicroResult(NamedTuple):

@@ -18,7 +18,7 @@ from streamtrain.ps.consistency import Async
 from streamtrain.ps.push import DenseChange, Push
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.session import LocalSession
-from streamtrain.train.micro import GraphCache, MicroStep
+from streamtrain.train.micro import GraphCache, MicroStep, describe_steps
 from streamtrain.train.step import Step
 from streamtrain.train.trainer import Trainer
 
@@ -316,6 +316,28 @@ def test_one_sample_of_very_many_ids_does_not_blow_up_what_all_steps_take() -> N
     assert learner.learn(samples).samples == 768
     assert max(slots for _, slots in micro._shape.slots) < 100
     assert not learner.stats.non_finite_rows
+
+
+@pytest.mark.parametrize(
+    ("units", "size", "line"),
+    [
+        (64, None, "learning each batch in one step, as micro_batch_size is None"),
+        (64, 8, "learning batches in steps of 8 samples (micro_batch_size)"),
+        (
+            *(3000, 8),
+            "learning batches in steps of 8 samples (micro_batch_size); the graph has 27,001 weights: "
+            "if this is too slow, micro_batch_size=64 is faster, but learns less",
+        ),
+        (3000, 64, "learning batches in steps of 64 samples (micro_batch_size)"),
+    ],
+)
+def test_a_worker_says_in_what_steps_it_learns(units: int, size: int | None, line: str) -> None:
+    schema = stm.Schema(features=[stm.Categorical("user", dim=7)], time="ts")
+
+    def layers(inputs: dict[str, Any]) -> Any:
+        return keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(units)(inputs["user"]))
+
+    assert describe_steps(stm.Model(schema, layers, micro_batch_size=size)) == line
 
 
 def test_numbers_alone_are_learned_in_steps() -> None:
