@@ -57,6 +57,8 @@ def refusal(error: KafkaError, name: str) -> SourceRefused | None:
             f"{name} refuses: {error.str()}; another process has joined as this instance: stop one of them, or give "
             "each its own instance; if there is no other process, restart this one"
         )
+    if error.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in error.str():
+        return None  # brokers that restart, or are too busy to say that they live
     way_out = _REFUSALS.get(error.code())
     if way_out is None and (error.fatal() or error.code() == KafkaError._FATAL):
         way_out = "restart the process"

@@ -4,7 +4,7 @@ import socket
 import time
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -81,6 +81,18 @@ def test_a_broker_that_does_not_answer_is_waited_for_shortly_if_it_refuses_conne
             with pytest.raises(SourceUnavailable, match=rf"{servers} does not answer within {seconds} s: .*{reason}"):
                 KafkaStream(servers, place.topic, options).bounds()
             assert time.monotonic() - begin < PATIENCE
+
+
+def test_a_topic_for_more_replicas_than_brokers_is_refused_but_while_all_restart() -> None:
+    """The messages are Kafka's."""
+
+    def meaning(reason: str) -> SourceRefused | None:
+        text = f"Unable to replicate the partition 3 time(s): {reason}"
+        return kafka_service.refusal(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, text), "Kafka")
+
+    few = "The target replication factor of 3 cannot be reached because only 2 broker(s) are registered."
+    assert isinstance(meaning(few), SourceRefused)
+    assert meaning("All brokers are currently fenced.") is None
 
 
 def test_members_that_are_not_ours_are_refused(place: Place) -> None:
