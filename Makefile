@@ -113,7 +113,7 @@ bench-micro: $(VENV)/ready ## micro-batches compared with batches of their size 
 	$(BIN)/python benchmarks/step.py --workload readme --micro 8 64 --rounds 5
 	$(BIN)/python benchmarks/step.py --workload w1 --micro 8 64 --rounds 5
 
-bench-quality: $(VENV)/ready ## AUC and log loss by samples/s on real streams, results to one file and the documentation (30 minutes, 4 GB)
+bench-quality: $(VENV)/ready ## AUC and log loss by samples/s on real streams, results to one file and the documentation (30 minutes, with --streams options another 35; 4 GB)
 	$(BIN)/python benchmarks/quality.py run $(BENCH)
 
 bench-cluster: $(VENV)/ready ## training with workers and parameter servers as processes; for a peer see the script

@@ -2,6 +2,7 @@
 
     python benchmarks/quality.py run
     python benchmarks/quality.py run --streams tweets stops --only Vowpal --again --rounds 2
+    python benchmarks/quality.py run --streams options
     python benchmarks/quality.py list
     python benchmarks/quality.py page
 
@@ -12,6 +13,9 @@ $PEERS_ENVS (or --peer-environments), then in this one, and left out if they are
 list: lists the streams and how long each took.
 page: generates the tables of docs/quality.md and its picture from the file of results.
 Exits with 1 if a learner failed.
+
+options: what each default is worth on each stream, one changed at a time, and other shapes of models; airlines only in
+their first 400,000. Their AUC and log loss are medians of three seeds.
 
 How learners learn and are timed is in harness/learners.py; the streams are those of streams.py. Airlines, three million
 samples, are run if they are named.
@@ -34,13 +38,14 @@ from harness import charts
 from harness.charts import Panel, Point, Series
 from harness.figures import number, table
 from harness.learners import MARKS
+from harness.learners import SHAPES as SHAPES_OF_MODELS
 from harness.pages import about, between
 from harness.processes import BENCHMARKS
 from harness.runner import Contestant, Figure, Part, Suite, python
 from streams import CATEGORICAL, NUMERIC, STREAMS
 
 FILE = BENCHMARKS / "results" / "quality.json"
-SCRIPT = "harness/learners.py"
+SCRIPT, SHAPES = "harness/learners.py", tuple(SHAPES_OF_MODELS)
 LISTS = ("words", "genres")
 ONE_PASS = 900.0  # seconds that a learner may take, with all that is not timed
 LIMITS = {"airlines": 3600.0}
@@ -50,6 +55,7 @@ FIGURES: dict[str, Figure] = {
     **{f"AUC at {mark}": ("auc_at", str(mark)) for mark in MARKS},
     **{f"log loss at {mark}": ("log_loss_at", str(mark)) for mark in MARKS},
 }
+OF_OPTIONS: dict[str, Figure] = {"AUC": ("auc",), "log loss": ("log_loss",)}
 
 PANELS = {  # streams that all learners learn, with the question
     "flights": "15 minutes late?",
@@ -73,6 +79,32 @@ VW_LINEAR, VW_PAIRS = "Vowpal Wabbit, linear", "Vowpal Wabbit, all pairs"
 RIVER_SGD, RIVER_ADAGRAD = "River, SGD", "River, AdaGrad"
 KERAS = {8: 1e-3, 64: 3e-3, 1024: 1e-2}  # learning rate by size of a batch
 MICRO = (1, 2, 4, 8, 16, 64, None)
+AT_DEFAULTS = "the defaults"
+CHANGES = {  # of the defaults, as arguments of `Model`
+    "steps of 64 samples instead of 8": "micro_batch_size=64",
+    "steps of 1,024": "micro_batch_size=None",
+    "gradients of rows averaged over a step instead of summed; steps of 8": 'reduction="mean"',
+    "the same, steps of 64": 'reduction="mean", micro_batch_size=64',
+    "the same, steps of 1,024": 'reduction="mean", micro_batch_size=None',
+    "numbers without a transform": "",
+    "weights with `Adam(1e-3)` and its momentum": "dense_optimizer=Adam(1e-3)",
+    "weights with `Adagrad(0.05)`": "dense_optimizer=Adagrad(0.05)",
+    "rows with `Adagrad(0.05, initial_accumulator=0.1)`": "embedding_optimizer=Adagrad(0.05, initial_accumulator=0.1)",
+    **{
+        f"rows with a rate of {rate} instead of 0.2": (
+            f"embedding_optimizer=Adagrad({rate}, initial_accumulator=0.01, decay=0.999)"
+        )
+        for rate in ("0.1", "0.3")
+    },
+    "rows with `RowWiseAdagrad`": ("embedding_optimizer=RowWiseAdagrad(0.2, initial_accumulator=0.01, decay=0.999)"),
+    "rows with `FTRL(0.3)`": "embedding_optimizer=FTRL(0.3)",
+    "rows with `Adam(0.003)`": "embedding_optimizer=Adam(0.003)",
+}
+PLAIN = "numbers without a transform"
+DECAYS = ("1", "0.9995", "0.998", "0.99")  # and that of the defaults, 0.999
+SIZES = (1, 2, 4, 16, 32)  # of micro-batches, beside those of CHANGES and the defaults
+WITH_SIGNAL = tuple(name for name in STREAMS if name != "impressions")
+SEEDS, FIRST = 3, 400_000  # of parts that show options; samples of airlines there
 BEFORE = (8, 64, 1024)
 DEFAULT = 8
 
@@ -94,9 +126,7 @@ def keras(batch: int) -> str:
 
 def learners(stream: str, environments: Path | None, seconds: float) -> list[Contestant]:
     """All that learn a stream; one that is not in the picture is learned by those of the first table."""
-    fields: list[Any] = ["--stream", "{input}", "--categorical", *CATEGORICAL[stream]]
-    fields += ["--lists", *(name for name in LISTS if name in CATEGORICAL[stream]), "--numeric", *NUMERIC[stream]]
-    fields += ["--seconds", seconds]
+    fields = [*fields_of(stream), "--seconds", seconds]
     timeout, in_picture = LIMITS.get(stream, ONE_PASS), stream in PANELS
 
     def ours(name: str, *options: object) -> Contestant:
@@ -118,6 +148,42 @@ def learners(stream: str, environments: Path | None, seconds: float) -> list[Con
             command = python(SCRIPT, "keras", *fields, "--batch", batch, "--rate", rate)
             made.append(Contestant(keras(batch), command, FIGURES, timeout))
     return made
+
+
+def fields_of(stream: str) -> list[Any]:
+    """The arguments that name the fields of a stream."""
+    fields: list[Any] = ["--stream", "{input}", "--categorical", *CATEGORICAL[stream]]
+    return [*fields, "--lists", *(name for name in LISTS if name in CATEGORICAL[stream]), "--numeric", *NUMERIC[stream]]
+
+
+def of_options(stream: str) -> str:
+    """The name of the part that shows options on a stream."""
+    return f"{stream}: options"
+
+
+def with_decay(decay: str) -> str:
+    """The name of the defaults with another decay."""
+    return f"decay {decay}"
+
+
+def options_of(stream: str) -> list[Contestant]:
+    """The defaults, with one thing changed at a time, and other shapes of models."""
+
+    def ours(name: str, *words: object) -> Contestant:
+        command = python(SCRIPT, "streamtrain", *fields_of(stream), "--seconds", ONE_PASS, "--seeds", SEEDS, *words)
+        return Contestant(name, command, OF_OPTIONS, 2 * SEEDS * ONE_PASS)
+
+    made = [ours(AT_DEFAULTS)]
+    for name, code in CHANGES.items():
+        if name != PLAIN:
+            made.append(ours(name, "--replace", code))
+        elif NUMERIC[stream]:
+            made.append(ours(name, "--plain-numbers"))
+    for decay in DECAYS:
+        rows = f"Adagrad(0.2, initial_accumulator=0.01, decay={decay})"
+        made.append(ours(with_decay(decay), "--replace", f"embedding_optimizer={rows}"))
+    made += [ours(micro(size), "--replace", f"micro_batch_size={size}") for size in SIZES]
+    return made + [ours(shape, "--shape", shape) for shape in SHAPES[1:]]
 
 
 def program_of(module: str, environments: Path | None) -> str | None:
@@ -152,7 +218,12 @@ def groups(args: argparse.Namespace) -> dict[str, list[Part]]:
         "quality": [
             Part(name, name, learners(name, environments, args.seconds), input=partial(written, name, args.samples))
             for name in STREAMS
-        ]
+        ],
+        "options": [
+            Part(of_options(name), f"options on {name}", options_of(name), input=partial(written, name, most))
+            for name in WITH_SIGNAL
+            for most in [args.samples or (FIRST if name == "airlines" else None)]
+        ],
     }
 
 
@@ -188,6 +259,74 @@ def quality(figures: Mapping[str, float], at: str = "") -> str:
 def rate(value: float) -> str:
     """Samples/s in thousands."""
     return f"{value / 1000:.2g}k" if value < 99_500 else f"{value / 1000:,.0f}k"
+
+
+def of_changes(found: Mapping[str, Any]) -> str:
+    """The table of what the defaults lose if one of them is changed: means over the streams with a signal."""
+    rows = []
+    for name in CHANGES:
+        of_streams = pairs(found, name)
+        if not of_streams:
+            continue
+        auc = {stream: now["AUC"] - then["AUC"] for stream, (then, now) in of_streams.items()}
+        loss = [now["log loss"] / then["log loss"] - 1 for then, now in of_streams.values()]
+        # Where a change does not apply, nothing changes.
+        count = sum(1 for stream in WITH_SIGNAL if found["medians"].get(of_options(stream)))
+        most = sorted(auc, key=lambda stream: -abs(auc[stream]))[:2]
+        effects = ", ".join(f"{stream} {signed(auc[stream])}" for stream in most)
+        rows.append((name, signed(sum(auc.values()) / count), minus(f"{sum(loss) / count:+.1%}"), effects))
+    return table(("change", "AUC", "log loss", "largest effects on AUC"), rows)
+
+
+def pairs(found: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[str, float], Mapping[str, float]]]:
+    """By stream the figures of the defaults and of a change."""
+    parts = {stream: found["medians"].get(of_options(stream), {}) for stream in WITH_SIGNAL}
+    return {
+        stream: (medians[AT_DEFAULTS], medians[name])
+        for stream, medians in parts.items()
+        if name in medians and AT_DEFAULTS in medians
+    }
+
+
+def signed(value: float) -> str:
+    """A difference of AUC."""
+    return minus(f"{value:+.4f}".replace("0.", "."))
+
+
+def minus(text: str) -> str:
+    """A number with the typographic sign."""
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def by_stream(found: Mapping[str, Any], head: str, names: Mapping[str, str]) -> str:
+    """A table of AUC by stream; `names` are contestants by their text in the first column."""
+    parts = {one: found["medians"].get(of_options(one), {}) for one in WITH_SIGNAL}
+    streams = [stream for stream, medians in parts.items() if medians]
+    rows = []
+    for text, name in names.items():
+        cells = [f"{parts[one][name]['AUC']:.4f}".removeprefix("0") if name in parts[one] else "" for one in streams]
+        rows.append((text, *cells))
+    return table((head, *streams), rows)
+
+
+def of_sizes(found: Mapping[str, Any]) -> str:
+    """The table of sizes of micro-batches."""
+    names = {str(size): micro(size) for size in SIZES}
+    names |= {"64": "steps of 64 samples instead of 8", "1,024": "steps of 1,024", f"**{DEFAULT}**": AT_DEFAULTS}
+    ordered = sorted(names, key=lambda text: int(text.strip("*").replace(",", "")))
+    return by_stream(found, "micro-batches of", {text: names[text] for text in ordered})
+
+
+def of_decays(found: Mapping[str, Any]) -> str:
+    """The table of decays."""
+    names = {decay: with_decay(decay) for decay in DECAYS} | {"**0.999**": AT_DEFAULTS}
+    ordered = sorted(names, key=lambda text: -float(text.strip("*")))
+    return by_stream(found, "`decay`", {text: names[text] for text in ordered})
+
+
+def of_shapes(found: Mapping[str, Any]) -> str:
+    """The table of shapes of models."""
+    return by_stream(found, "shape", {"one layer of 64": AT_DEFAULTS} | {shape: shape for shape in SHAPES[1:]})
 
 
 def learners_of(found: Mapping[str, Any]) -> list[str]:
@@ -300,6 +439,8 @@ def documents(found: Mapping[str, Any], docs: Path) -> dict[str, str]:
     shown = "![AUC and log loss by samples per second, for each stream](quality.svg)"
     whole = [about(found), shown, of_frontier(found), disturbed(found), compiling(found)]
     text = between(text, "frontier", "\n\n".join(whole))
+    for name, made in (("changes", of_changes), ("sizes", of_sizes), ("decays", of_decays), ("shapes", of_shapes)):
+        text = between(text, name, made(found))
     return {"quality.md": text, "quality.svg": picture(found)}
 
 

@@ -3,7 +3,8 @@
     python benchmarks/harness/learners.py streamtrain --stream samples.jsonl --categorical user item --numeric age
 
 quality.py runs it, peers in environments that may lack streamtrain. The stream is a file of JSON lines with `label`.
-All learners are single processes with one thread.
+All learners are single processes with one thread. With --seeds 3 the stream is learned three times, and figures are
+lists of three.
 
 samples_per_s is per second of CPU, which other processes hardly change: the median over blocks of 1,024 samples. It
 includes predicting and learning ready samples, growing tables, and metrics if the learner keeps them by itself. It
@@ -19,7 +20,7 @@ import re
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -53,20 +54,17 @@ class Learner:
 
 
 def streamtrain(args: argparse.Namespace) -> Learner:
-    """Ours, at its defaults or as they were before there were micro-batches."""
+    """Ours: a shape of SHAPES at the defaults, with what --replace says, or as they were before micro-batches."""
     import keras
 
     import streamtrain as st
 
-    def graph(inputs: dict[str, Any]) -> Any:
-        x = keras.layers.Concatenate()(list(inputs.values()))
-        return keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(64, "relu")(x))
-
-    numeric = [st.Numeric(name, transform=None) if args.as_it_was else st.Numeric(name) for name in args.numeric]
-    schema = st.Schema(
-        label="label", time="ts", features=[*(st.Categorical(name, dim=16) for name in args.categorical), *numeric]
-    )
-    model = st.Model(schema, graph, seed=args.seed)
+    keras.utils.set_random_seed(args.seed)
+    features, graph = SHAPES[args.shape](args.categorical)
+    plain = args.as_it_was or args.plain_numbers
+    numeric = [st.Numeric(name, transform=None) if plain else st.Numeric(name) for name in args.numeric]
+    model = st.Model(st.Schema(label="label", time="ts", features=[*features, *numeric]), graph, seed=args.seed)
+    model = model.replace(**eval(f"dict({args.replace})", vars(st)))
     if args.as_it_was:
         model = model.replace(
             reduction="mean",
@@ -85,6 +83,115 @@ def streamtrain(args: argparse.Namespace) -> Learner:
         return batch
 
     return Learner(prepare, lambda batch: learner.learn(batch).predictions[:, 0])
+
+
+Inputs = dict[str, Any]  # tensors by name of the feature
+Shape = tuple[list[Any], Callable[[Inputs], Any]]  # features, and the graph
+
+
+def _deep(names: Sequence[str]) -> Shape:
+    """README's model: all there is, and one layer of 64."""
+    import keras
+
+    import streamtrain as st
+
+    def graph(inputs: Inputs) -> Any:
+        x = keras.layers.Concatenate()([*inputs.values()])
+        return keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(64, "relu")(x))
+
+    return [st.Categorical(name, dim=16) for name in names], graph
+
+
+def _wide_deep(names: Sequence[str]) -> Shape:
+    """The same, plus one weight per id."""
+    import keras
+
+    import streamtrain as st
+
+    wide = [st.Categorical(f"wide_{name}", dim=1, field=name, combiner="sum") for name in names]
+
+    def graph(inputs: Inputs) -> Any:
+        weights = [inputs.pop(one.name) for one in wide]
+        x = keras.layers.Dense(64, "relu")(keras.layers.Concatenate()([*inputs.values()]))
+        score = keras.layers.Add()([keras.layers.Dense(1)(x), *weights])
+        return keras.layers.Activation("sigmoid")(score)
+
+    return [*_deep(names)[0], *wide], graph
+
+
+def _dcn(names: Sequence[str]) -> Shape:
+    """DCN-v2: two cross layers, then one of 64 (https://arxiv.org/abs/2008.13535)."""
+    import keras
+
+    def graph(inputs: Inputs) -> Any:
+        x0 = x = keras.layers.Concatenate()([*inputs.values()])
+        for _ in range(2):
+            x = keras.layers.Add()([keras.layers.Multiply()([x0, keras.layers.Dense(x0.shape[-1])(x)]), x])
+        return keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(64, "relu")(x))
+
+    return _deep(names)[0], graph
+
+
+def _two_towers(names: Sequence[str]) -> Shape:
+    """The first half of the fields against the others and the numbers: the product of two vectors of 32."""
+    import keras
+
+    def graph(inputs: Inputs) -> Any:
+        first = [inputs.pop(name) for name in names[: (len(names) + 1) // 2]]
+        towers = [
+            keras.layers.Dense(32)(keras.layers.Dense(64, "relu")(keras.layers.Concatenate()(parts)))
+            for parts in (first, [*inputs.values()])
+        ]
+        score = keras.layers.Dot(axes=1)(towers)
+        return keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")(score)
+
+    return _deep(names)[0], graph
+
+
+def _factorization_machine(names: Sequence[str]) -> Shape:
+    """All pairs of ids, one weight per id, and numbers (https://doi.org/10.1109/ICDM.2010.127)."""
+    import keras
+
+    features, _ = _wide_deep(names)
+
+    def graph(inputs: Inputs) -> Any:
+        weights = [inputs.pop(f"wide_{name}") for name in names]
+        vectors = [inputs.pop(name) for name in names]
+        total = keras.layers.Add()(vectors)
+        squares = keras.layers.Add()([keras.ops.square(one) for one in vectors])
+        pairs = 0.5 * keras.ops.sum(keras.ops.square(total) - squares, -1, keepdims=True)
+        return _scored([pairs, *weights], inputs)
+
+    return features, graph
+
+
+def _one_weight(names: Sequence[str]) -> Shape:
+    """Logistic regression."""
+    import streamtrain as st
+
+    def graph(inputs: Inputs) -> Any:
+        return _scored([inputs.pop(name) for name in names], inputs)
+
+    return [st.Categorical(name, dim=1, combiner="sum") for name in names], graph
+
+
+def _scored(terms: list[Any], numbers: Inputs) -> Any:
+    """The sigmoid of some terms and a weight for each number."""
+    import keras
+
+    ones = keras.ops.ones_like(terms[0])
+    linear = keras.layers.Dense(1)(keras.layers.Concatenate()([ones, *numbers.values()]) if numbers else ones)
+    return keras.layers.Activation("sigmoid")(keras.layers.Add()([linear, *terms]))
+
+
+SHAPES: dict[str, Callable[[Sequence[str]], Shape]] = {
+    "one layer": _deep,
+    "wide & deep": _wide_deep,
+    "DCN-v2, two layers": _dcn,
+    "two towers": _two_towers,
+    "factorization machine, all pairs": _factorization_machine,
+    "one weight per id": _one_weight,
+}
 
 
 def plain_keras(args: argparse.Namespace) -> Learner:
@@ -239,17 +346,24 @@ def batches(path: str, size: int, most: int | None) -> Iterator[list[bytes]]:
             yield batch
 
 
-def figures(learner: Learner, parts: Iterator[list[bytes]], seconds: float) -> dict[str, Any]:
-    """The figures of one pass."""
+Ready = tuple[Any, list[bool]]  # a batch as a learner takes it, and its labels
+
+
+def ready_for(learner: Learner, parts: Iterator[list[bytes]]) -> Iterator[Ready]:
+    """Batches of messages as a learner takes them."""
+    return ((learner.prepare(messages), [bool(json.loads(one)["label"]) for one in messages]) for messages in parts)
+
+
+def figures(learner: Learner, batches: Iterable[Ready], seconds: float) -> dict[str, Any]:
+    """The figures of one pass; those of a part of the stream are lists, which are empty if it was stopped before."""
     predictions: list[NDArray[np.floating[Any]]] = []
     labels: list[bool] = []
     blocks: list[float] = []  # seconds
     spent, whole = 0.0, True
-    for messages in parts:
+    for ready, of_batch in batches:
         if spent > seconds:
             whole = False
             break
-        ready = learner.prepare(messages)
         began = time.process_time()
         predictions.append(np.asarray(learner.learn(ready)))
         took = time.process_time() - began
@@ -257,7 +371,7 @@ def figures(learner: Learner, parts: Iterator[list[bytes]], seconds: float) -> d
         if len(labels) % BLOCK == 0:
             blocks.append(0.0)
         blocks[-1] += took
-        labels += [bool(json.loads(message)["label"]) for message in messages]
+        labels += of_batch
     predicted = np.concatenate(predictions)
     known = np.array(labels)
     timed = blocks[: len(known) // BLOCK]
@@ -273,6 +387,22 @@ def figures(learner: Learner, parts: Iterator[list[bytes]], seconds: float) -> d
     }
 
 
+def of_seeds(args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one pass for each seed; lists of them have one value for each."""
+    make, parts = LEARNERS[args.learner], batches(args.stream, args.batch, args.samples)
+    learner = make(args)
+    if args.seeds == 1:
+        return figures(learner, ready_for(learner, parts), args.seconds)
+    ready, first = [*ready_for(learner, parts)], args.seed
+    found = [figures(learner, ready, args.seconds)]
+    for seed in range(first + 1, first + args.seeds):
+        args.seed = seed
+        found.append(figures(make(args), ready, args.seconds))
+    medians = {name: statistics.median(one[name] for one in found) for name in ("samples_per_s", "spent_s")}
+    lists = {name: [value for one in found for value in one[name]] for name in ("auc", "log_loss")}
+    return found[0] | medians | lists
+
+
 def main() -> None:
     """Runs one learner."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -284,16 +414,19 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--micro-batch", type=int, help="of streamtrain; 0: none")
     parser.add_argument("--as-it-was", action="store_true", help="streamtrain, at its defaults before micro-batches")
+    parser.add_argument("--replace", default="", metavar="CODE", help="options of streamtrain's Model, as arguments")
+    parser.add_argument("--shape", choices=SHAPES, default="one layer", help="of streamtrain's model")
+    parser.add_argument("--plain-numbers", action="store_true", help="streamtrain, with numbers as they are")
     parser.add_argument("--optimizer", choices=("sgd", "adagrad"), default="sgd", help="of River")
     parser.add_argument("--rate", type=float, default=1e-3, help="of Keras's Adam")
     parser.add_argument("--pairs", action="store_true", help="Vowpal Wabbit with all pairs of fields")
     parser.add_argument("--samples", type=int, help="learn only the first ones")
     parser.add_argument("--seconds", type=float, default=120.0, help="of CPU, after which it is stopped")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="passes, each with the next seed")
     args = parser.parse_args()
     os.environ |= dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1")
-    learner = LEARNERS[args.learner](args)
-    print(json.dumps(figures(learner, batches(args.stream, args.batch, args.samples), args.seconds)))
+    print(json.dumps(of_seeds(args)))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -45,14 +46,22 @@ def messages(count: int) -> list[bytes]:
 def arguments(**changed: Any) -> argparse.Namespace:
     """Of a learner."""
     fields = {"categorical": ["user", "words"], "lists": ["words"], "numeric": ["age"]}
-    options = {"batch": 64, "micro_batch": 8, "as_it_was": False, "seed": 0, "rate": 1e-2}
+    options: dict[str, Any] = {"batch": 64, "micro_batch": 8, "seed": 0, "rate": 1e-2, "shape": "one layer"}
+    options |= {"as_it_was": False, "plain_numbers": False, "replace": ""}
     return argparse.Namespace(**(fields | options | changed))
 
 
-@pytest.mark.parametrize("learner", [learners.streamtrain, learners.plain_keras])
-def test_a_learner_predicts_every_sample_before_it_learns_it(learner: Any) -> None:
+@pytest.mark.parametrize(
+    ("learner", "changed"),
+    [
+        (learners.plain_keras, {}),
+        (learners.streamtrain, {}),
+        (learners.streamtrain, {"shape": "factorization machine, all pairs"}),
+    ],
+)
+def test_a_learner_predicts_every_sample_before_it_learns_it(learner: Any, changed: dict[str, Any]) -> None:
     lines = messages(64 * 60)
-    made = learner(arguments())
+    made = learner(arguments(**changed))
     parts = [made.learn(made.prepare(lines[i : i + 64])) for i in range(0, len(lines), 64)]
     predictions = np.concatenate(parts)
     labels = np.array([json.loads(one)["label"] for one in lines], bool)
@@ -64,11 +73,15 @@ def test_a_learner_predicts_every_sample_before_it_learns_it(learner: Any) -> No
 def test_one_that_is_stopped_has_no_figure_of_the_whole(tmp_path: Path) -> None:
     (tmp_path / "samples").write_bytes(b"\n".join(messages(4096)))
     slow = learners.Learner(lambda batch: batch, lambda batch: spin(len(batch)))
-    found = learners.figures(slow, learners.batches(str(tmp_path / "samples"), 1024, None), 0.0)
+
+    def parts() -> Iterator[learners.Ready]:
+        return learners.ready_for(slow, learners.batches(str(tmp_path / "samples"), 1024, None))
+
+    found = learners.figures(slow, parts(), 0.0)
     assert found["samples"] == 1024
     assert found["auc"] == found["log_loss"] == []
     assert found["samples_per_s"] > 0
-    found = learners.figures(slow, learners.batches(str(tmp_path / "samples"), 1024, None), 60.0)
+    found = learners.figures(slow, parts(), 60.0)
     assert found["samples"] == 4096
     assert found["auc_at"] == {mark: [] for mark in learners.MARKS}
     printed = json.loads(json.dumps(found))
@@ -126,6 +139,34 @@ def test_the_tables_tell_who_was_stopped_and_compare_on_the_same_samples() -> No
     assert "| ratings (MovieLens 100K) | 100,000, 55% | .7500 / .580 |  | **.7600 / .570** |  |" in quality.of_defaults(
         found()
     )
+
+
+def test_options_are_compared_stream_by_stream() -> None:
+    """A change that does not apply to a stream counts as none there."""
+    defaults, changed = {"AUC": 0.76, "log loss": 0.5}, {"AUC": 0.74, "log loss": 0.6}
+    medians = {
+        "ratings: options": {quality.AT_DEFAULTS: defaults, quality.PLAIN: changed, quality.with_decay("1"): changed},
+        "pets: options": {quality.AT_DEFAULTS: defaults},
+    }
+    assert (
+        "| numbers without a transform | \N{MINUS SIGN}.0100 | +10.0% | ratings \N{MINUS SIGN}.0200 |"
+        in quality.of_changes({"medians": medians})
+    )
+    text = quality.of_decays({"medians": medians})
+    assert "| `decay` | ratings | pets |" in text
+    assert [row for row in text.splitlines() if ".7" in row] == ["| 1 | .7400 |  |", "| **0.999** | .7600 | .7600 |"]
+
+
+def test_every_seed_is_a_pass(tmp_path: Path) -> None:
+    (tmp_path / "samples").write_bytes(b"\n".join(messages(2048)))
+    made = arguments(learner="streamtrain", stream=str(tmp_path / "samples"), samples=None, seconds=60.0, seeds=2)
+    made.batch = 1024
+    found, alone = learners.of_seeds(made), []
+    for seed in (0, 1):
+        made.seed, made.seeds = seed, 1
+        alone += learners.of_seeds(made)["auc"]
+    assert found["auc"] == alone
+    assert len({*alone}) == 2
 
 
 def test_the_picture_shows_what_is_far_worse_at_its_edge_with_its_value() -> None:
