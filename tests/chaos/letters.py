@@ -1,11 +1,14 @@
 """Dead letters as they are in the stream, beside those that should be there."""
 
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import redis
 from confluent_kafka import Consumer, TopicPartition
 
+from streamtrain.errors import SourceUnavailable
+from streamtrain.periodic import retry
 from streamtrain.settings.groups import StreamSettings
 from streamtrain.stream.dead_letters import SUFFIX
 from streamtrain.stream.opening import open_stream
@@ -22,7 +25,8 @@ def wrong_letters(settings: StreamSettings, expected: Collection[tuple[int, int]
         expected: partition and offset of every message that is bad.
     """
     topic = f"{settings.topic}{SUFFIX}"
-    dead = open_stream(settings.model_copy(update={"topic": topic})).bounds()
+    stream = open_stream(settings.model_copy(update={"topic": topic}))
+    dead = retry(stream.bounds, SourceUnavailable, threading.Event())  # it may just have been restarted
     scheme, _, servers = settings.url.partition("://")
     read = _in_kafka(servers, topic, dead) if scheme == "kafka" else _in_redis(settings.url, topic)
     return [f"dead letter {one}" for one in set(expected).symmetric_difference(read)]
