@@ -37,15 +37,14 @@ from typing import Any
 from harness import charts
 from harness.charts import Panel, Point, Series
 from harness.figures import number, table
-from harness.learners import MARKS
-from harness.learners import SHAPES as SHAPES_OF_MODELS
+from harness.learners import MARKS, SHAPES
 from harness.pages import about, between
 from harness.processes import BENCHMARKS
 from harness.runner import Contestant, Figure, Part, Suite, python
 from streams import CATEGORICAL, NUMERIC, STREAMS
 
 FILE = BENCHMARKS / "results" / "quality.json"
-SCRIPT, SHAPES = "harness/learners.py", tuple(SHAPES_OF_MODELS)
+SCRIPT = "harness/learners.py"
 LISTS = ("words", "genres")
 ONE_PASS = 900.0  # seconds that a learner may take, with all that is not timed
 LIMITS = {"airlines": 3600.0}
@@ -79,14 +78,14 @@ VW_LINEAR, VW_PAIRS = "Vowpal Wabbit, linear", "Vowpal Wabbit, all pairs"
 RIVER_SGD, RIVER_ADAGRAD = "River, SGD", "River, AdaGrad"
 KERAS = {8: 1e-3, 64: 3e-3, 1024: 1e-2}  # learning rate by size of a batch
 MICRO = (1, 2, 4, 8, 16, 64, None)
-AT_DEFAULTS = "the defaults"
+AT_DEFAULTS, PLAIN = "the defaults", "numbers without a transform"
 CHANGES = {  # of the defaults, as arguments of `Model`
     "steps of 64 samples instead of 8": "micro_batch_size=64",
     "steps of 1,024": "micro_batch_size=None",
     "gradients of rows averaged over a step instead of summed; steps of 8": 'reduction="mean"',
     "the same, steps of 64": 'reduction="mean", micro_batch_size=64',
     "the same, steps of 1,024": 'reduction="mean", micro_batch_size=None',
-    "numbers without a transform": "",
+    PLAIN: "",  # an option of its own
     "weights with `Adam(1e-3)` and its momentum": "dense_optimizer=Adam(1e-3)",
     "weights with `Adagrad(0.05)`": "dense_optimizer=Adagrad(0.05)",
     "rows with `Adagrad(0.05, initial_accumulator=0.1)`": "embedding_optimizer=Adagrad(0.05, initial_accumulator=0.1)",
@@ -96,11 +95,10 @@ CHANGES = {  # of the defaults, as arguments of `Model`
         )
         for rate in ("0.1", "0.3")
     },
-    "rows with `RowWiseAdagrad`": ("embedding_optimizer=RowWiseAdagrad(0.2, initial_accumulator=0.01, decay=0.999)"),
+    "rows with `RowWiseAdagrad`": "embedding_optimizer=RowWiseAdagrad(0.2, initial_accumulator=0.01, decay=0.999)",
     "rows with `FTRL(0.3)`": "embedding_optimizer=FTRL(0.3)",
     "rows with `Adam(0.003)`": "embedding_optimizer=Adam(0.003)",
 }
-PLAIN = "numbers without a transform"
 DECAYS = ("1", "0.9995", "0.998", "0.99")  # and that of the defaults, 0.999
 SIZES = (1, 2, 4, 16, 32)  # of micro-batches, beside those of CHANGES and the defaults
 WITH_SIGNAL = tuple(name for name in STREAMS if name != "impressions")
@@ -183,7 +181,7 @@ def options_of(stream: str) -> list[Contestant]:
         rows = f"Adagrad(0.2, initial_accumulator=0.01, decay={decay})"
         made.append(ours(with_decay(decay), "--replace", f"embedding_optimizer={rows}"))
     made += [ours(micro(size), "--replace", f"micro_batch_size={size}") for size in SIZES]
-    return made + [ours(shape, "--shape", shape) for shape in SHAPES[1:]]
+    return made + [ours(shape, "--shape", shape) for shape in [*SHAPES][1:]]
 
 
 def program_of(module: str, environments: Path | None) -> str | None:
@@ -326,7 +324,7 @@ def of_decays(found: Mapping[str, Any]) -> str:
 
 def of_shapes(found: Mapping[str, Any]) -> str:
     """The table of shapes of models."""
-    return by_stream(found, "shape", {"one layer of 64": AT_DEFAULTS} | {shape: shape for shape in SHAPES[1:]})
+    return by_stream(found, "shape", {"one layer of 64": AT_DEFAULTS} | {shape: shape for shape in [*SHAPES][1:]})
 
 
 def learners_of(found: Mapping[str, Any]) -> list[str]:

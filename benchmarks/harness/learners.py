@@ -55,11 +55,8 @@ class Learner:
 
 def streamtrain(args: argparse.Namespace) -> Learner:
     """Ours: a shape of SHAPES at the defaults, with what --replace says, or as they were before micro-batches."""
-    import keras
-
     import streamtrain as st
 
-    keras.utils.set_random_seed(args.seed)
     features, graph = SHAPES[args.shape](args.categorical)
     plain = args.as_it_was or args.plain_numbers
     numeric = [st.Numeric(name, transform=None) if plain else st.Numeric(name) for name in args.numeric]
