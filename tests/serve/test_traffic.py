@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count, takewhile
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +16,10 @@ from typer.testing import CliRunner
 from streamtrain.cli import app
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ConfigError, TrafficRefused
+from streamtrain.serve.routing.guard import ArmGuard
+from streamtrain.serve.routing.router import Router
+from streamtrain.settings.groups import WatchdogSettings
+from streamtrain.store.publication import PROD
 from streamtrain.store.redis.traffic import RedisTraffic
 from streamtrain.store.traffic import Arm, Traffic
 from tests.patience import PATIENCE, until
@@ -253,6 +258,33 @@ def test_an_arm_that_fails_on_samples_of_the_stream_is_stopped(
     assert server.client.get(f"/v1/models/{name_of(ads)}/traffic", headers=BEARER).json()["stopped"] == {
         bad: stops[0].why
     }
+
+
+def test_servers_that_find_the_same_arm_bad_stop_it_once(own_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ads = InRedis(own_url, "found")
+    ads.keep(1)
+    ads.publish(2)
+    ads.versions.set_label("canary", 1, "ann")
+    control = control_of(ads)
+    traffic = control.change({PROD: 95.0, "canary": 5.0}, "ann", force=True)
+    router = Router(name_of(ads), {})
+    router.follow(traffic)
+    predictor = SimpleNamespace(name="canary", publication=SimpleNamespace(number=1))
+
+    def another_is_faster(arm: Arm, _: object) -> str:
+        if arm.name == PROD:
+            return ""
+        router.follow(control.stop(traffic, arm.name, "watchdog", "found first"))
+        return "found second"
+
+    guard = ArmGuard(router, control, lambda _: None, WatchdogSettings())
+    monkeypatch.setattr(router, "find", lambda _: predictor)
+    monkeypatch.setattr(guard, "_fault", another_is_faster)
+    assert guard.check() == ""
+    assert [one.why for one in ads.versions.history() if one.what == "traffic" and one.who == "watchdog"] == [
+        "found first"
+    ]
+    ads.server.close()
 
 
 def test_clients_cannot_stop_an_arm(server: Serving, ads: InRedis, challenger: InRedis) -> None:

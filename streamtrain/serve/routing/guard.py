@@ -15,7 +15,7 @@ from streamtrain.serve.registry import Registry
 from streamtrain.serve.routing.router import Router, TrafficControl
 from streamtrain.settings.groups import WatchdogSettings
 from streamtrain.store.publication import PROD, ProbedOrigin
-from streamtrain.store.traffic import Arm
+from streamtrain.store.traffic import Arm, Traffic
 
 logger = logging.getLogger(__name__)
 
@@ -81,12 +81,11 @@ class ArmGuard:
                 self._good[arm] = seen
                 continue
             assert traffic is not None
-            return self._stop(arm, found)
+            return self._stop(traffic, arm, found)
         return ""
 
-    def _stop(self, arm: Arm, found: str) -> str:
-        traffic = self._router.traffic
-        assert traffic is not None
+    def _stop(self, traffic: Traffic, arm: Arm, found: str) -> str:
+        """Stops the arm unless the traffic has changed since it was checked: another server may have stopped it."""
         why = f"{arm.name} fails on samples of the stream: {found}"
         if self._prod_fails():
             logger.error("%s, but what is served fails as well: it keeps its requests", why)
