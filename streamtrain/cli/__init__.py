@@ -14,6 +14,7 @@ from streamtrain.cli.checkpoint import checkpoint, evolve, fork, plan, restore
 from streamtrain.cli.deadletters import deadletters
 from streamtrain.cli.demo import demo
 from streamtrain.cli.learn import learn
+from streamtrain.cli.options import Command
 from streamtrain.cli.produce import produce
 from streamtrain.cli.publish import export, publish
 from streamtrain.cli.run import coordinator, join, ps, serve, worker
@@ -76,8 +77,8 @@ def root(
 
 for panel, commands in _COMMANDS.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
-app.command("set", rich_help_panel="Cluster")(set_)
+        app.command(cls=Command, rich_help_panel=panel)(command)
+app.command("set", cls=Command, rich_help_panel="Cluster")(set_)
 app.add_typer(deadletters, name="deadletters", rich_help_panel="Cluster")
 
 

@@ -163,6 +163,7 @@ def evolve(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
 
     Writes a new checkpoint, from which shards start with the changed model and continue the stream where the old one
     stopped. The checkpoints before it stay: `streamtrain restore` goes back. See what it does with `streamtrain plan`.
+
     As JSON: url, epoch, rows by table, seconds.
     """
     from streamtrain.checkpoint import evolve as evolving
@@ -202,6 +203,7 @@ def fork(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
     new folder NAME: `cd NAME && streamtrain up` runs it. The cluster goes on. With --from EPOCH it begins with that
     checkpoint; with a duration with the newest one that is at least so old or, if there is none, without rows at the
     samples of that time.
+
     As JSON: file, url, epoch, start, rows by table, pause_ms, seconds.
     """
     from streamtrain.processes import fork as forking

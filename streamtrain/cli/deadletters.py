@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from streamtrain.cli.options import Config, Json, Setting, Url, read_client_settings
+from streamtrain.cli.options import Command, Config, Json, Setting, Url, read_client_settings
 from streamtrain.cli.terminal import format_time, new_table, print_json
 from streamtrain.cli.terminal import show as print_parts
 from streamtrain.errors import ConfigError, StreamtrainError
@@ -30,7 +30,7 @@ _PRINTABLE = range(0x20, 0x7F)
 _WIRE_BYTES = 5  # Confluent's header: a zero byte and a schema id
 
 
-@deadletters.command("list")
+@deadletters.command("list", cls=Command)
 def list_(
     topic: Topic = None, url: Url = None, json: Json = False, config: Config = None, setting: Setting = None
 ) -> None:
@@ -56,7 +56,7 @@ def list_(
     print_parts(table if reasons else f"{dead.name} has no dead letters")
 
 
-@deadletters.command()
+@deadletters.command(cls=Command)
 def show(
     message: Annotated[
         str, typer.Argument(metavar="PARTITION:OFFSET", help="Place of the message in its original topic.")
@@ -79,7 +79,7 @@ def show(
     raise StreamtrainError(f"{dead.name} has no dead letter for offset {place[1]} of partition {place[0]}")
 
 
-@deadletters.command()
+@deadletters.command(cls=Command)
 def replay(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
     topic: Topic = None,
     url: Url = None,

@@ -6,9 +6,10 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from streamtrain.errors import ConfigError
 from streamtrain.logs import set_up_logs
@@ -67,6 +68,14 @@ NO_CLUSTER = (
 )
 
 logger = logging.getLogger(__name__)
+
+
+class Command(TyperCommand):
+    """A command with its docstring as help: paragraphs are kept, and lines are as long as the terminal has room for."""
+
+    def __init__(self, *args: Any, help: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, help=help and re.sub(r"(?<!\n)\n(?!\n)", " ", help), **kwargs)
+
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 

@@ -184,6 +184,7 @@ def compare(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
 
     Both predict every sample before they learn it. Their figures are compared block by block of offsets, and may be
     looked at as often as you like: the interval of the difference takes that into account. See docs/compare.md.
+
     As JSON: a, b, blocks, from and to (event time), dropped (whether older blocks are gone) and results.
     """
     from streamtrain.cluster.comparison import compare_blocks, parse_last, read_blocks

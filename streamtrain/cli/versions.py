@@ -152,6 +152,7 @@ def promote(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     """Have all servers serve a version, or the head as it moves.
 
     The quality gate holds it back if its figures are worse than those of what is served by more than gate.* allows.
+
     As JSON: served and was, each a version or "head".
     """
     number, actor = parse_version(version), resolve_actor(who)

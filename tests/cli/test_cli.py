@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from streamtrain.cli import app
 from tests import commands
 from tests.patience import PATIENCE
 
@@ -127,6 +129,13 @@ assert not {"tensorflow", "keras"} & set(sys.modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(b"Usage: ") > 10
+
+
+def test_help_breaks_lines_only_between_paragraphs() -> None:
+    top = get_command(app).commands  # type: ignore[attr-defined]
+    helps = {name: command.help for name, command in {**top, **top["deadletters"].commands}.items()}
+    assert "\n\n" in helps["learn"]
+    assert not [name for name, text in helps.items() if "\n" in text.replace("\n\n", "")]
 
 
 def test_a_signal_stops_whatever_the_main_thread_holds() -> None:

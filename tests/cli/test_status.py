@@ -122,7 +122,7 @@ class Terminal:
 def test_on_a_terminal_it_goes_on_until_it_is_ended(cluster: Coordinated) -> None:
     terminal = Terminal("status", *asking(cluster))
     terminal.until(lambda said: said.count("no workers") >= 2)
-    with Heartbeat(cluster.client(), "worker", "comes-later", about):
+    with Heartbeat(cluster.client(), "worker", "comes-later", lambda: {}):
         terminal.until(lambda said: "comes-later" in said)
     assert terminal.end() == 0
     assert "Traceback" not in terminal.said
