@@ -119,8 +119,14 @@ def newest_epoch(epochs: Epochs, shards: int | None = None) -> CheckpointChain:
         CheckpointError: there is none.
     """
     chain = epochs.newest_good(lambda one: shards is None or len(one.shards) == shards or one.is_aligned)
+    if chain is None and not epochs.numbers():
+        raise CheckpointError(
+            f"there is no checkpoint at {epochs.url} yet; `streamtrain checkpoint` has a running cluster take one"
+        )
     if chain is None:
-        raise CheckpointError(f"no epoch at {epochs.url} is intact; --list says why")
+        raise CheckpointError(
+            f"none of the checkpoints at {epochs.url} can be used; `streamtrain restore --list` says why"
+        )
     return chain
 
 

@@ -26,6 +26,7 @@ from streamtrain.cli.options import (
 from streamtrain.cli.terminal import (
     format_count,
     format_figures,
+    format_span,
     format_time,
     list_rows,
     new_table,
@@ -119,11 +120,11 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
 
 def _format_delay(status: dict[str, Any], since: str) -> str:
     at = status.get(since)
-    return "-" if at is None else f"{max(0.0, status['time'] - at):,.1f} s"
+    return "-" if at is None else format_span(status["time"] - at)
 
 
 def _ago(status: dict[str, Any], at: float | None) -> str:
-    return "" if at is None else f", {max(0.0, status['time'] - at):,.0f} s ago"
+    return "" if at is None else f", {format_span(status['time'] - at)} ago"
 
 
 def _tables(status: dict[str, Any]) -> Iterator[RenderableType]:
@@ -143,10 +144,10 @@ def _tables(status: dict[str, Any]) -> Iterator[RenderableType]:
         workers.add_row(worker["name"], partitions, *counts, seen)
     yield workers if status["workers"] else Text("no workers")
     if status["servers"]:
-        columns = ("server", "address", "version", "publication", "freshness, ms", "last seen, s")
+        columns = ("server", "address", "version", "publication", "freshness", "last seen, s")
         servers = new_table("servers", columns, right=_RIGHT)
         for server in status["servers"]:
-            fresh, seen = format_count(server.get("freshness_ms")), _seconds(server.get("seen"))
+            fresh, seen = format_span(server.get("freshness_ms"), 1e-3), _seconds(server.get("seen"))
             version, number = str(server.get("version") or "-"), format_count(server.get("publication"))
             servers.add_row(server["name"], str(server.get("address") or "-"), version, number, fresh, seen)
         yield servers
@@ -159,7 +160,7 @@ def _state(shard: dict[str, Any]) -> Text:
     return Text(state if backup is None else f"{state}, {'backup in step' if backup else 'no backup'}", style)
 
 
-_RIGHT = ("shard", "samples", "MB", "epoch", "lag", "samples/s", "last seen, s", "publication", "freshness, ms")
+_RIGHT = ("shard", "samples", "MB", "epoch", "lag", "samples/s", "last seen, s", "publication", "freshness")
 
 
 def _seconds(value: object) -> str:

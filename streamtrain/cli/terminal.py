@@ -114,6 +114,28 @@ def format_count(value: object) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) else "-"
 
 
+def format_span(value: object, unit: float = 1.0) -> str:
+    """A span of time with a unit, as the console shows it; "-" for what is not a number.
+
+    Args:
+        value: how many units; below 0 counts as 0.
+        unit: seconds.
+
+    >>> [format_span(seconds) for seconds in (0.0307, 59.94, 90, 7200, 912771217.4)]
+    ['31 ms', '59.9 s', '2 min', '2.0 h', '10,564.5 d']
+    """
+    if not isinstance(value, int | float):
+        return "-"
+    seconds = max(0.0, value * unit)
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 86400 else f"{seconds / 86400:,.1f} d"
+
+
 def count_rows(rows: Mapping[str, int]) -> str:
     """Rows by table as a phrase: "1,234 rows of user, 5 rows of item"."""
     return ", ".join(f"{count:,} rows of {table}" for table, count in rows.items())

@@ -1,6 +1,7 @@
 """A stopped cluster's checkpoint becomes one of a changed model, from which its shards start."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -151,8 +152,19 @@ def test_a_cluster_that_runs_is_refused(files: Path, learned: tuple[st.Learner, 
 
 
 def test_without_a_checkpoint_there_is_nothing_to_keep(files: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no epoch at .* is intact"):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*/empty yet; `streamtrain checkpoint`"):
         plan(cluster(f"{tmp_path}/empty"), load(files, "after"), None)
+
+
+def test_if_no_checkpoint_is_intact_the_way_to_see_why_is_told(
+    files: Path, learned: tuple[st.Learner, str], tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(learned[1], damaged)
+    for manifest in damaged.rglob("manifest.json"):
+        manifest.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"none .* at .*/damaged can be used; `streamtrain restore --list`"):
+        plan(cluster(str(damaged)), load(files, "after"), None)
 
 
 def test_rows_that_stay_as_they_are_share_their_files(files: Path, learned: tuple[st.Learner, str]) -> None:
