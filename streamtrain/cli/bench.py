@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamtrain.cli.options import FileFormat, Json, Model, SampleUrl, TextColumns, Threads, split_names
+from streamtrain.cli.options import (
+    FileFormat,
+    Json,
+    ListColumns,
+    Model,
+    SampleUrl,
+    TextColumns,
+    Threads,
+    split_lists,
+    split_names,
+)
 from streamtrain.cli.terminal import load_tensorflow, new_table, print_json, show
 
 if TYPE_CHECKING:
@@ -25,6 +35,7 @@ def bench(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     threads: Threads = 1,
     format_: FileFormat = None,
     text: TextColumns = "",
+    lists: ListColumns = "",
     json: Json = False,
 ) -> None:
     """Measure how fast a model learns on this machine, in one process without any server.
@@ -37,7 +48,9 @@ def bench(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     from streamtrain.stream.files import SampleFile
 
     locate_model(model)
-    lines = list(itertools.islice(SampleFile(file, format_, text=split_names(text)).opened(), samples))
+    lines = list(
+        itertools.islice(SampleFile(file, format_, text=split_names(text), lists=split_lists(lists)).opened(), samples)
+    )
     load_tensorflow(threads)
     learner = Learner(load_model(model), batch_size=batch_size)
     rounds_us = [_measure_round(learner, lines) for _ in range(rounds + 1)][1:]

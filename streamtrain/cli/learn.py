@@ -14,7 +14,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streamtrain.cli.options import BatchSize, FileFormat, MaxBadRatio, Model, SampleUrl, TextColumns, split_names
+from streamtrain.cli.options import (
+    BatchSize,
+    FileFormat,
+    ListColumns,
+    MaxBadRatio,
+    Model,
+    SampleUrl,
+    TextColumns,
+    split_lists,
+    split_names,
+)
 from streamtrain.cli.terminal import Curve, chart, load_tensorflow, new_table, print_json
 from streamtrain.durations import parse_duration
 from streamtrain.errors import BadSample, ConfigError
@@ -235,6 +245,7 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     ] = None,
     format_: FileFormat = None,
     text: TextColumns = "",
+    lists: ListColumns = "",
 ) -> None:
     """Learn from a file of samples, with live figures and a learning curve.
 
@@ -247,7 +258,7 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
 
     locate_model(model)
     ahead = parse_duration(future_after, "--future-after")
-    samples = SampleFile(file, format_, text=split_names(text))
+    samples = SampleFile(file, format_, text=split_names(text), lists=split_lists(lists))
     if save:
         _check_save(save, load, overwrite=overwrite, asks=file != "-" and sys.stdin.isatty())
     messages = samples.opened()  # errors in the file show before TensorFlow is loaded

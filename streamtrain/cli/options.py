@@ -57,6 +57,13 @@ FileFormat = Annotated[
 TextColumns = Annotated[
     str, typer.Option(metavar="FIELDS", help="Columns that are text even if they look like numbers: user,item")
 ]
+ListColumns = Annotated[
+    str,
+    typer.Option(
+        metavar="FIELDS",
+        help="Columns whose cells are lists separated by |, or by what follows =, such as genres,tags=;",
+    ),
+]
 
 Who = Annotated[str | None, typer.Option(help="Author of the change, for the history; default: user@host.")]
 Why = Annotated[str, typer.Option(help="Reason for the change, for the history.")]
@@ -101,6 +108,29 @@ def parse_version(text: str) -> int | None:
 def split_names(text: str) -> list[str]:
     """Names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def split_lists(text: str) -> dict[str, str]:
+    """The separators by name of such as "genres,tags=;".
+
+    Raises:
+        ConfigError: a separator is not one character, or one that JSON needs.
+
+    >>> split_lists("genres,tags=;,words= ")
+    {'genres': '|', 'tags': ';', 'words': ' '}
+    """
+    separators = {}
+    for item in text.split(","):
+        name, given, separator = item.partition("=")
+        if name.strip():
+            separators[name.strip()] = separator if given else "|"
+    wrong = [one for one in separators.values() if len(one) != 1 or one.isalnum() or one in '"\\[],' or ord(one) < 32]
+    if wrong:
+        raise ConfigError(
+            "--lists: a separator must be one character, and neither a letter, a digit, a tab nor one of "
+            f'" \\ [ ] and the comma, not {wrong[0]!r}; give such as genres,tags=;'
+        )
+    return separators
 
 
 def resolve_actor(who: str | None) -> str:

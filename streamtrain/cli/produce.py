@@ -11,12 +11,14 @@ from rich.console import Console
 from streamtrain.cli.options import (
     Config,
     FileFormat,
+    ListColumns,
     LogFormat,
     Setting,
     TextColumns,
     Url,
     read_client_settings,
     set_up_process_log,
+    split_lists,
     split_names,
 )
 from streamtrain.cli.terminal import print_json
@@ -53,6 +55,7 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     ] = None,
     format_: FileFormat = None,
     text: TextColumns = "",
+    lists: ListColumns = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
     repeat: Annotated[bool, typer.Option("--repeat", help="Start over at the end of the file, forever.")] = False,
     log_format: LogFormat = None,
@@ -77,7 +80,9 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     set_up_process_log(settings, "produce")
     pace = make_pace(rate, speed, parse_duration(max_gap, "--max-gap"))
     reads_time = speed is not None or shift_times == "last"
-    samples = SampleFile(file, format_, key=key, time=time if reads_time else None, text=split_names(text))
+    samples = SampleFile(
+        file, format_, key=key, time=time if reads_time else None, text=split_names(text), lists=split_lists(lists)
+    )
 
     def limit_blocks(blocks: Iterable[Block]) -> Iterable[Block]:
         return blocks if limit is None else limited(blocks, limit)

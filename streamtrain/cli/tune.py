@@ -20,7 +20,17 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from streamtrain.cli.options import BatchSize, FileFormat, MaxBadRatio, SampleUrl, TextColumns, Threads, split_names
+from streamtrain.cli.options import (
+    BatchSize,
+    FileFormat,
+    ListColumns,
+    MaxBadRatio,
+    SampleUrl,
+    TextColumns,
+    Threads,
+    split_lists,
+    split_names,
+)
 from streamtrain.cli.options import Model as ModelOption
 from streamtrain.cli.terminal import WIDE, Curve, chart, load_tensorflow, new_table, print_json
 from streamtrain.train.progressive import Metrics
@@ -265,6 +275,7 @@ def tune(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
     threads: Threads = 1,
     format_: FileFormat = None,
     text: TextColumns = "",
+    lists: ListColumns = "",
     max_bad_ratio: MaxBadRatio = 0.1,
 ) -> None:
     """Search for learning rates, optimizers, dims and micro-batch sizes with which a model predicts a file better.
@@ -279,7 +290,7 @@ def tune(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
     from streamtrain.tuning.search import Search
 
     locate_model(model)
-    samples = SampleFile(file, format_, text=split_names(text))
+    samples = SampleFile(file, format_, text=split_names(text), lists=split_lists(lists))
     messages = samples.opened()  # errors in the file show before TensorFlow is loaded
     load_tensorflow(threads)
     console, interrupt = Console(stderr=True), _Interrupt()

@@ -4,12 +4,13 @@ They are JSON lines, CSV or Parquet, on disk or at any URL that fsspec knows; or
 docs/produce.md says how rows become messages. Whatever reading raises becomes a ConfigError that names the file.
 """
 
+import ast
 import math
 import os
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from itertools import chain
@@ -43,8 +44,10 @@ _MAX_LINE = 16 << 20  # bytes
 _EARLIEST, _LATEST = -62_135_596_800, 253_402_300_800  # years 0001 to 9999, as in samples
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"  # as JSON has them: 007 is not one
 _BOOLEAN = r"^(true|false|True|False|TRUE|FALSE)$"
+_ARRAY = r"(?s)^\[.*\]$"
 _ESCAPED = r'["\\\x00-\x1f]'
 _encode = msgspec.json.Encoder(decimal_format="number").encode
+_decode = msgspec.json.decode
 
 
 class Block(NamedTuple):
@@ -70,6 +73,17 @@ class _Rows(NamedTuple):
     share: float | None = None
 
 
+class _Cells(NamedTuple):
+    """How cells become JSON: `text` and `lists` of `SampleFile`."""
+
+    text: frozenset[str]
+    lists: Mapping[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.text, *self.lists]
+
+
 class SampleFile:
     """A file of samples, which one iteration at a time reads.
 
@@ -78,7 +92,8 @@ class SampleFile:
         format: one of `FORMATS`; None: by the file's name.
         key: field whose value is the key of a message; None: messages have no key.
         time: field with the event time, in seconds or ISO 8601; None: messages have no event time.
-        text: columns of CSV and Parquet whose values are text, also where they look like numbers.
+        text: columns of CSV and Parquet whose values are text, also where they look like numbers or arrays.
+        lists: columns of CSV and Parquet whose values are lists, by name the character that separates the elements.
 
     Raises:
         ConfigError: the format does not follow from the name, or the arguments do not fit it.
@@ -92,16 +107,17 @@ class SampleFile:
         key: str | None = None,
         time: str | None = None,
         text: Collection[str] = (),
+        lists: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
         self.name = "standard input" if url == STDIN else redacted(url)
         self.format = format or self._format()
-        self._key, self._time, self._text = key, time, frozenset(text)
+        self._key, self._time, self._cells = key, time, _Cells(frozenset(text), lists or {})
         self._blanks = array("q")  # by blank line, the number of samples before it
         if self.format not in FORMATS:
             raise ConfigError(f"the format of samples must be one of {', '.join(FORMATS)}, not {self.format!r}")
-        if self._text and self.format == "jsonl":
-            raise ConfigError("text columns can be named for CSV and Parquet only: JSON itself says what is text")
+        if self._cells.names and self.format == "jsonl":
+            raise ConfigError("columns of text and lists can be named for CSV and Parquet only: JSON itself has both")
         if url == STDIN and self.format != "jsonl":
             raise ConfigError(f"standard input is read as JSON lines: write {self.format} to a file first")
 
@@ -160,13 +176,13 @@ class SampleFile:
         raw, stream = self._open(stack)
         size = getattr(raw, "size", None)
         if self.format == "parquet":
-            yield from _parquet_rows(raw, self._key, self._time, self._text)
+            yield from _parquet_rows(raw, self._key, self._time, self._cells)
             return
         if self.format == "csv":
             with ExitStack() as header:
                 names = _csv_header(self._open(header)[1])
-            _check_columns(names, [self._key, self._time, *self._text])
-            rows = _csv_rows(stream, names, self._key, self._time, self._text)
+            _check_columns(names, [self._key, self._time, *self._cells.names])
+            rows = _csv_rows(stream, names, self._key, self._time, self._cells)
         else:
             rows = self._json_rows(stream.read, checked=True)
         for each in rows:
@@ -285,13 +301,11 @@ def _csv_header(stream: IO[bytes]) -> list[str]:
     return names
 
 
-def _csv_rows(
-    stream: IO[bytes], names: list[str], key: str | None, time: str | None, text: Collection[str]
-) -> Iterator[_Rows]:
+def _csv_rows(stream: IO[bytes], names: list[str], key: str | None, time: str | None, cells: _Cells) -> Iterator[_Rows]:
     """Rows of CSV, each cell of which is judged by itself."""
     try:
         for batch in _open_csv(stream, **dict.fromkeys(names, pa.string())):
-            fields = [_csv_fields(name, batch.column(name), name in text) for name in names]
+            fields = [_csv_fields(name, batch.column(name), cells) for name in names]
             inner = pc.ascii_rtrim(pc.binary_join_element_wise(*fields, ""), ",")
             values = pc.binary_join_element_wise("{", inner, "}", "").cast(pa.binary())
             keys, times = (None if name is None else batch.column(name).to_pylist() for name in (key, time))
@@ -302,26 +316,64 @@ def _csv_rows(
         raise
 
 
-def _csv_fields(name: str, cells: pa.StringArray, is_text: bool) -> pa.StringArray:
-    """`"name":value,` for every cell, nothing for those that are empty."""
-    odd = pc.match_substring_regex(cells, _ESCAPED)
-    if pc.any(odd).as_py():
-        escaped = [_encode(cell)[1:-1].decode() for cell in cells.filter(odd).to_pylist()]
-        cells = pc.replace_with_mask(cells, pc.fill_null(odd, False), pa.array(escaped, pa.string()))
-    values = pc.binary_join_element_wise('"', cells, '"', "")
-    if not is_text:
-        values = pc.if_else(pc.match_substring_regex(cells, _NUMBER), cells, values)
-        values = pc.if_else(pc.match_substring_regex(cells, _BOOLEAN), pc.utf8_lower(cells), values)
+def _csv_fields(name: str, column: pa.StringArray, cells: _Cells) -> pa.StringArray:
+    """`"name":value,` for every cell, nothing for those that are empty; of lists `"name":[],`."""
+    if name in cells.lists:
+        values = pc.fill_null(_split(column, cells.lists[name]), "[]")
+    else:
+        values = pc.binary_join_element_wise('"', _escape(column), '"', "")
+    if name not in cells.text:
+        values = _replace_arrays(column, values)
+    if name not in cells.names:
+        values = pc.if_else(pc.match_substring_regex(column, _NUMBER), column, values)
+        values = pc.if_else(pc.match_substring_regex(column, _BOOLEAN), pc.utf8_lower(column), values)
     return pc.fill_null(pc.binary_join_element_wise(_encode(name).decode() + ":", values, ",", ""), "")
 
 
-def _parquet_rows(stream: IO[bytes], key: str | None, time: str | None, text: Collection[str]) -> Iterator[_Rows]:
+def _escape(cells: pa.StringArray) -> pa.StringArray:
+    odd = pc.match_substring_regex(cells, _ESCAPED)
+    if not pc.any(odd).as_py():
+        return cells
+    escaped = [_encode(cell)[1:-1].decode() for cell in cells.filter(odd).to_pylist()]
+    return pc.replace_with_mask(cells, pc.fill_null(odd, False), pa.array(escaped, pa.string()))
+
+
+def _split(cells: pa.StringArray, separator: str) -> pa.StringArray:
+    """Cells as JSON arrays of text. Separators at the ends, or side by side, separate nothing."""
+    inner = pc.utf8_trim(_escape(cells), separator)
+    inner = pc.replace_substring_regex(inner, f"[{re.escape(separator)}]+", '","')
+    return pc.if_else(pc.equal(inner, ""), "[]", pc.binary_join_element_wise('["', inner, '"]', ""))
+
+
+def _replace_arrays(cells: pa.StringArray, values: pa.StringArray) -> pa.StringArray:
+    """The values, but arrays where cells are arrays of JSON, or lists as Python writes them."""
+    found = pc.fill_null(pc.match_substring_regex(cells, _ARRAY), False)
+    if not pc.any(found).as_py():
+        return values
+    arrays = pa.array([_array(cell) for cell in cells.filter(found).to_pylist()], pa.string())
+    return pc.replace_with_mask(values, found, pc.coalesce(arrays, values.filter(found)))
+
+
+def _array(cell: str) -> str | None:
+    """An array of JSON by itself, or as Python, and so pandas, writes a list; None: it is neither."""
+    try:
+        return cell if isinstance(_decode(cell), list) else None
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    try:
+        value = ast.literal_eval(cell)
+        return _encode(value).decode() if isinstance(value, list) else None
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _parquet_rows(stream: IO[bytes], key: str | None, time: str | None, cells: _Cells) -> Iterator[_Rows]:
     with pq.ParquetFile(stream, pre_buffer=False, buffer_size=_BLOCK) as file:
         names, total, done = file.schema_arrow.names, file.metadata.num_rows, 0
-        _check_columns(names, [key, time, *text])
+        _check_columns(names, [key, time, *cells.names])
         for batch in file.iter_batches(_ROWS):
             columns = [
-                _parquet_column(name, column, name in text).to_pylist()
+                _parquet_column(name, column, cells).to_pylist()
                 for name, column in zip(names, batch.columns, strict=True)
             ]
             values = [_encode(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
@@ -330,10 +382,13 @@ def _parquet_rows(stream: IO[bytes], key: str | None, time: str | None, text: Co
             yield _Rows(values, by_name.get(key or ""), by_name.get(time or ""), done / total)
 
 
-def _parquet_column(name: str, column: pa.Array, is_text: bool) -> pa.Array:
+def _parquet_column(name: str, column: pa.Array, cells: _Cells) -> pa.Array:
     """Values as JSON is to have them."""
-    kind = column.type
+    kind, is_text = column.type, name in cells.text
     try:
+        if name in cells.lists and not pa.types.is_nested(kind):
+            values = pc.fill_null(_split(column.cast(pa.string()), cells.lists[name]), "[]")
+            return pa.array([_decode(value) for value in values.to_pylist()], pa.list_(pa.string()))
         if is_text and pa.types.is_floating(kind):  # what pandas makes of integers with gaps
             column = pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
         if is_text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):

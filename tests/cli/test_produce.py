@@ -142,12 +142,12 @@ def test_a_file_goes_to_a_new_topic(run: Run, stream: Stream, tmp_path: Path) ->
 
 
 def test_csv_and_parquet(run: Run, stream: Stream, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"user,item,n\n007,1e5,1e5\n")
-    done = run("a.csv", "--create", "1", "--text", "user,item")
+    (tmp_path / "a.csv").write_bytes(b"user,item,n,tags\n007,1e5,1e5,a;b\n")
+    done = run("a.csv", "--create", "1", "--text", "user,item", "--lists", "tags=;")
     assert done.returncode == 0, done.stderr
     pq.write_table(pa.table({"user": ["u1"], "ids": [[1, 2]]}), tmp_path / "a.parquet")
     assert run("a.parquet").returncode == 0
-    assert messages(stream) == [b'{"user":"007","item":"1e5","n":1e5}', b'{"user":"u1","ids":[1,2]}']
+    assert messages(stream) == [b'{"user":"007","item":"1e5","n":1e5,"tags":["a","b"]}', b'{"user":"u1","ids":[1,2]}']
 
 
 def test_settings_come_from_the_file(url: str, stream: Stream, tmp_path: Path) -> None:
@@ -238,6 +238,7 @@ def test_a_damaged_file_says_how_far_it_got(run: Run, stream: Stream, tmp_path: 
     [
         (["nowhere.csv", "--create", "1"], "cannot read nowhere.csv: No such file or directory"),
         (["-", "--rate", "1", "--speed", "1"], "give one of --rate and --speed"),
+        (["a.csv", "--lists", "tags=ab"], "--lists: a separator must be one character, and neither a letter"),
         (["-", "--repeat"], "standard input cannot be repeated"),
         (["-", "--create", "-1"], "stream.create on the command line"),
         (["-", "--max-gap", "soon"], "--max-gap must be a positive duration"),

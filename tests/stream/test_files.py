@@ -156,6 +156,36 @@ def test_text_comes_through_unharmed(tmp_path_factory: pytest.TempPathFactory, r
     assert [(one.get("a", ""), one.get("b", ""), one["c"]) for one in found] == [(a, b, 1) for a, b in rows]
 
 
+def test_cells_that_are_lists(tmp_path: Path) -> None:
+    content = (
+        "genres,tags,both,odd\n"
+        'Comedy|Romance,,"[""a"", 7]",[REC]\n'
+        "||Drama||,a;b|c,\"['a', 7]\",[]\n"
+        ',"say ""hi"";\\n","[1j]",[1\n'
+    )
+    file = written(tmp_path / "a.csv", content.encode())
+    found = [json.loads(value) for value in values(file, lists={"genres": "|", "tags": ";"})]
+    assert [one["genres"] for one in found] == [["Comedy", "Romance"], ["Drama"], []]
+    assert [one["tags"] for one in found] == [[], ["a", "b|c"], ['say "hi"', "\\n"]]
+    assert [one["both"] for one in found] == [["a", 7], ["a", 7], "[1j]"]
+    assert [one["odd"] for one in found] == ["[REC]", [], "[1"]
+    assert json.loads(values(file, text=["both"])[0])["both"] == '["a", 7]'
+    assert json.loads(values(file, text=["both"], lists={"both": ","})[0])["both"] == ['["a"', " 7]"]
+    nested = written(tmp_path / "b.csv", b'a,b\n"' + b"[" * 500_000 + b"]" * 500_000 + b'",1\n')
+    assert isinstance(json.loads(values(nested)[0])["a"], str)
+
+
+@given(rows=st.lists(st.lists(CELLS.filter(lambda cell: cell and "|" not in cell), min_size=2), min_size=1, max_size=5))
+def test_text_in_lists_comes_through_unharmed(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
+    cells = ["|".join(row) for row in rows]
+    file = tmp_path_factory.getbasetemp() / "lists.csv"
+    quoted = "".join(f'"{cell.replace(chr(34), chr(34) * 2)}",1\n' for cell in cells)
+    file.write_bytes(f"a,b\n{quoted}".encode())
+    assert [json.loads(value)["a"] for value in values(file, text=["a"], lists={"a": "|"})] == rows
+    table = parquet(file.with_suffix(".parquet"), pa.table({"a": cells}))
+    assert [json.loads(value)["a"] for value in values(table, lists={"a": "|"})] == rows
+
+
 def test_type_of_a_cell_does_not_depend_on_the_others(tmp_path: Path) -> None:
     rows = 300_000
     file = written(tmp_path / "a.csv", b"id\n" + b"12345\n" * rows + b"x7\n12345678901234567890123\n")
@@ -193,7 +223,7 @@ def test_malformed_csv(tmp_path: Path, content: bytes, message: str) -> None:
 
 def test_columns_that_are_not_there(tmp_path: Path) -> None:
     file = written(tmp_path / "a.csv", b"user,item\n1,2\n")
-    for options in ({"key": "usr"}, {"time": "usr"}, {"text": ["item", "usr"]}):
+    for options in ({"key": "usr"}, {"time": "usr"}, {"text": ["item", "usr"]}, {"lists": {"usr": "|"}}):
         with pytest.raises(ConfigError, match="missing column 'usr'; the columns are user, item"):
             values(file, **options)
     assert values(written(tmp_path / "b.csv", b"user,item\n"), key="item") == []
@@ -254,6 +284,17 @@ def test_ids_that_pandas_made_floats(tmp_path: Path) -> None:
         values(file, text=["user"])
 
 
+def test_lists_of_parquet(tmp_path: Path) -> None:
+    table = pa.table({"genres": ["a|b", None, "c"], "ids": [["x|y"], [], None], "number": [12, 3, None]})
+    file = parquet(tmp_path / "a.parquet", table)
+    found = [json.loads(value) for value in values(file, lists={"genres": "|", "ids": "|", "number": "|"})]
+    assert found == [
+        {"genres": ["a", "b"], "ids": ["x|y"], "number": ["12"]},
+        {"genres": [], "ids": [], "number": ["3"]},
+        {"genres": ["c"], "ids": None, "number": []},
+    ]
+
+
 def test_many_row_groups_with_keys_and_times(tmp_path: Path) -> None:
     count = 10_000
     table = pa.table({"ts": pa.array(range(count), pa.timestamp("s")), "user": range(count)})
@@ -289,7 +330,8 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
         ("/", {"format": "jsonl"}, "cannot read /: Is a directory"),
         ("samples.txt", {}, "cannot tell the format of samples.txt from its name: use --format"),
         ("samples.jsonl", {"format": "json"}, "must be one of jsonl, csv, parquet, not 'json'"),
-        ("samples.jsonl", {"text": ["a"]}, "JSON itself says what is text"),
+        ("samples.jsonl", {"text": ["a"]}, "for CSV and Parquet only: JSON itself has both"),
+        ("samples.jsonl", {"lists": {"a": "|"}}, "for CSV and Parquet only: JSON itself has both"),
         ("-", {"format": "parquet"}, "standard input is read as JSON lines"),
         ("-", {"format": "csv"}, "standard input is read as JSON lines"),
         ("nowhere://user:secret@host/a.csv", {}, r"cannot read nowhere://\*\*\*@host/a.csv: Protocol not known"),
