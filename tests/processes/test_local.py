@@ -290,9 +290,13 @@ def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 def commands_find_it(folder: Path) -> None:
     """Without any setting but the folder of the service; one that names another cluster is obeyed."""
     (folder / "streamtrain.toml").write_text('[up]\ndata = "data"\n')
-    done = run(folder, "status", "--json")
-    assert (done.returncode, done.stderr) == (0, ""), done
-    assert json.loads(done.stdout)["samples"] == 500
+
+    def learned() -> int:
+        done = run(folder, "status", "--json")
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return int(json.loads(done.stdout)["samples"])
+
+    until(lambda: learned() == 500)  # the coordinator asks shards once a second
     done = run(folder, "publish", "--version", "--why", "all of it", "--json")
     assert (json.loads(done.stdout)["version"], done.stderr) == (1, ""), done
     for words in (

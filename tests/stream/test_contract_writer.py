@@ -1,6 +1,7 @@
 """The contract of streams, on every kind of them: writing, and making topics."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -102,6 +103,20 @@ def test_create_leaves_alone_what_there_is(place: Place) -> None:
     stream.create(5)
     place.open().create(2)
     assert stream.bounds() == {0: Bounds(0, 1), 1: Bounds(0, 0), 2: Bounds(0, 0)}
+
+
+def test_who_creates_a_topic_that_another_has_just_created_finds_it(place: Place) -> None:
+    def create(name: str, together: threading.Barrier) -> int:
+        stream = place.open(name)
+        together.wait()
+        stream.create(2)
+        return len(stream.bounds())
+
+    with ThreadPoolExecutor(4) as pool:
+        for i in range(5):
+            together = threading.Barrier(4)
+            made = [pool.submit(create, f"{place.topic}.{i}", together) for _ in range(4)]
+            assert [one.result() for one in made] == [2] * 4
 
 
 def test_another_topic_is_made_where_it_is_missing(place: Place) -> None:

@@ -113,13 +113,12 @@ class KafkaStream:
             raise ConfigError(f"a topic must have at least one partition, not {partitions}")
         wanted = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=dict(settings))
         answer = self._service.call(lambda admin: admin.create_topics([wanted], request_timeout=REQUEST_SECONDS))[topic]
-        if isinstance(answer, KafkaError) and answer.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-            return
         if isinstance(answer, KafkaError) and answer.code() in _SETTINGS_REFUSED and settings:
             logger.warning("created topic %s without %s: %s", topic, ", ".join(settings), answer.str())
             return self._create(topic, partitions)
-        self._checked(answer)
-        self._partition_count(topic, MISSING)  # the controller knows it; other brokers learn of it a moment later
+        if not isinstance(answer, KafkaError) or answer.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            self._checked(answer)
+        self._partition_count(topic, MISSING)  # the controller knows it; brokers learn of it a moment later
 
     def committed(self, group: str) -> dict[int, int]:
         return {one.partition: one.offset for one in self._committed(group)}
