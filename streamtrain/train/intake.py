@@ -327,9 +327,8 @@ class StreamIntake:
             self._metrics.bad(one.reason, 1)
             if times := self._throttle.allow(one.reason):
                 logger.warning(
-                    "refused %d %s: %s%s; the last one is offset %d of partition %d",
-                    *(times, "message" if times == 1 else "messages", one.reason),
-                    *(f" in field {one.field!r}" if one.field else "", one.offset, one.partition),
+                    "refused %d messages: %s%s; the last one is offset %d of partition %d",
+                    *(times, one.reason, f" in field {one.field!r}" if one.field else "", one.offset, one.partition),
                     extra={"batch": f"{one.partition}:{one.offset}-{one.offset}"},
                 )
             if self._dead_letters is not None:

@@ -51,7 +51,7 @@ def test_messages_that_are_refused_are_said_once_with_an_example(caplog: pytest.
     assert dead_offsets(stream)[0] == [1, 2, 4]
     lines = said(caplog, "intake")
     assert len(lines) == len({line.partition(": ")[2].split()[0] for line in lines})  # one of each reason
-    assert lines[0] == "refused 1 message: not_json; the last one is offset 1 of partition 0"
+    assert lines[0] == "refused 1 messages: not_json; the last one is offset 1 of partition 0"
     assert next(one.__dict__["batch"] for one in caplog.records if "refused" in one.getMessage()) == "0:1-1"
 
 

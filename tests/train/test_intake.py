@@ -243,8 +243,8 @@ def test_refusals_are_logged_seldom(caplog: pytest.LogCaptureFixture) -> None:
     opened = Opened({0: [b"{", b"{", b'{"ts": 3}']})
     opened.intake.read([Span(0, 0, 3)])
     assert [one.getMessage() for one in caplog.records] == [
-        "refused 1 message: not_json; the last one is offset 0 of partition 0",
-        "refused 1 message: missing_field in field 'label'; the last one is offset 2 of partition 0",
+        "refused 1 messages: not_json; the last one is offset 0 of partition 0",
+        "refused 1 messages: missing_field in field 'label'; the last one is offset 2 of partition 0",
     ]
     assert [one.batch for one in caplog.records] == ["0:0-0", "0:2-2"]  # type: ignore[attr-defined]
 
