@@ -15,8 +15,7 @@ from streamtrain.cli.options import (
     SampleUrl,
     TextColumns,
     Threads,
-    split_lists,
-    split_names,
+    sample_file,
 )
 from streamtrain.cli.terminal import load_tensorflow, new_table, print_json, show
 
@@ -45,12 +44,9 @@ def bench(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     """
     from streamtrain.learner import Learner
     from streamtrain.model.loader import load_model, locate_model
-    from streamtrain.stream.files import SampleFile
 
     locate_model(model)
-    lines = list(
-        itertools.islice(SampleFile(file, format_, text=split_names(text), lists=split_lists(lists)).opened(), samples)
-    )
+    lines = list(itertools.islice(sample_file(file, format_, text, lists).opened(), samples))
     load_tensorflow(threads)
     learner = Learner(load_model(model), batch_size=batch_size)
     rounds_us = [_measure_round(learner, lines) for _ in range(rounds + 1)][1:]

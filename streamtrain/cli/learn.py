@@ -22,8 +22,7 @@ from streamtrain.cli.options import (
     Model,
     SampleUrl,
     TextColumns,
-    split_lists,
-    split_names,
+    sample_file,
 )
 from streamtrain.cli.terminal import Curve, chart, load_tensorflow, new_table, print_json
 from streamtrain.durations import parse_duration
@@ -254,11 +253,10 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     """
     from streamtrain.learner import Learner
     from streamtrain.model.loader import load_model, locate_model
-    from streamtrain.stream.files import SampleFile
 
     locate_model(model)
     ahead = parse_duration(future_after, "--future-after")
-    samples = SampleFile(file, format_, text=split_names(text), lists=split_lists(lists))
+    samples = sample_file(file, format_, text, lists)
     if save:
         _check_save(save, load, overwrite=overwrite, asks=file != "-" and sys.stdin.isatty())
     messages = samples.opened()  # errors in the file show before TensorFlow is loaded

@@ -17,6 +17,7 @@ from streamtrain.logs import set_up_logs
 if TYPE_CHECKING:
     from streamtrain.model.model import Model as LoadedModel
     from streamtrain.settings.load import Settings
+    from streamtrain.stream.files import SampleFile
 
 Config = Annotated[Path | None, typer.Option(help="Settings file; default: streamtrain.toml, if it exists.")]
 Setting = Annotated[
@@ -55,7 +56,7 @@ FileFormat = Annotated[
     str | None, typer.Option("--format", help="jsonl, csv or parquet; default: by the file's extension.")
 ]
 TextColumns = Annotated[
-    str, typer.Option(metavar="FIELDS", help="Columns that are text even if they look like numbers: user,item")
+    str, typer.Option(metavar="FIELDS", help="Columns that are text even if they look like numbers or lists: user,item")
 ]
 ListColumns = Annotated[
     str,
@@ -111,7 +112,7 @@ def split_names(text: str) -> list[str]:
 
 
 def split_lists(text: str) -> dict[str, str]:
-    """The separators by name of such as "genres,tags=;".
+    """The separator of each column of "genres,tags=;".
 
     Raises:
         ConfigError: a separator is not one character, or one that JSON needs.
@@ -127,10 +128,23 @@ def split_lists(text: str) -> dict[str, str]:
     wrong = [one for one in separators.values() if len(one) != 1 or one.isalnum() or one in '"\\[],' or ord(one) < 32]
     if wrong:
         raise ConfigError(
-            "--lists: a separator must be one character, and neither a letter, a digit, a tab nor one of "
-            f'" \\ [ ] and the comma, not {wrong[0]!r}; give such as genres,tags=;'
+            "--lists: a separator is one character, and no letter, digit, tab, comma or any of "
+            f'" \\ [ ], not {wrong[0]!r}; an example: genres,tags=;'
         )
     return separators
+
+
+def sample_file(
+    url: str, format_: str | None, text: str, lists: str, *, key: str | None = None, time: str | None = None
+) -> "SampleFile":
+    """The file that `FileFormat`, `TextColumns` and `ListColumns` describe; `key` and `time` as of SampleFile.
+
+    Raises:
+        ConfigError: as SampleFile; or `lists` is malformed.
+    """
+    from streamtrain.stream.files import SampleFile
+
+    return SampleFile(url, format_, key=key, time=time, text=split_names(text), lists=split_lists(lists))
 
 
 def resolve_actor(who: str | None) -> str:

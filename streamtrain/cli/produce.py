@@ -17,9 +17,8 @@ from streamtrain.cli.options import (
     TextColumns,
     Url,
     read_client_settings,
+    sample_file,
     set_up_process_log,
-    split_lists,
-    split_names,
 )
 from streamtrain.cli.terminal import print_json
 from streamtrain.durations import parse_duration
@@ -65,7 +64,7 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     Ends with a line of JSON: messages, bytes, seconds, messages_per_s. SIGINT and SIGTERM stop it gracefully.
     """
     from streamtrain.stream.event_times import shift_times as make_shift
-    from streamtrain.stream.files import Block, SampleFile, limited, repeated
+    from streamtrain.stream.files import Block, limited, repeated
     from streamtrain.stream.opening import open_writer
     from streamtrain.stream.producer import Stop, make_pace, progress_bar
     from streamtrain.stream.producer import produce as write
@@ -80,9 +79,7 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     set_up_process_log(settings, "produce")
     pace = make_pace(rate, speed, parse_duration(max_gap, "--max-gap"))
     reads_time = speed is not None or shift_times == "last"
-    samples = SampleFile(
-        file, format_, key=key, time=time if reads_time else None, text=split_names(text), lists=split_lists(lists)
-    )
+    samples = sample_file(file, format_, text, lists, key=key, time=time if reads_time else None)
 
     def limit_blocks(blocks: Iterable[Block]) -> Iterable[Block]:
         return blocks if limit is None else limited(blocks, limit)

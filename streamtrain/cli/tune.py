@@ -28,7 +28,7 @@ from streamtrain.cli.options import (
     SampleUrl,
     TextColumns,
     Threads,
-    split_lists,
+    sample_file,
     split_names,
 )
 from streamtrain.cli.options import Model as ModelOption
@@ -285,12 +285,11 @@ def tune(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
     search early, with what is known.
     """
     from streamtrain.model.loader import load_model, locate_model
-    from streamtrain.stream.files import SampleFile
     from streamtrain.tuning.outcome import Outcome
     from streamtrain.tuning.search import Search
 
     locate_model(model)
-    samples = SampleFile(file, format_, text=split_names(text), lists=split_lists(lists))
+    samples = sample_file(file, format_, text, lists)
     messages = samples.opened()  # errors in the file show before TensorFlow is loaded
     load_tensorflow(threads)
     console, interrupt = Console(stderr=True), _Interrupt()

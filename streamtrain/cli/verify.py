@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamtrain.cli.options import Addresses, Config, Json, ModelSetting, Setting, read_client_settings, require_model
+from streamtrain.cli.options import (
+    Addresses,
+    Config,
+    FileFormat,
+    Json,
+    ListColumns,
+    ModelSetting,
+    Setting,
+    TextColumns,
+    read_client_settings,
+    require_model,
+    sample_file,
+)
 from streamtrain.cli.terminal import count_rows, load_tensorflow, new_table, print_json, show
 from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError, StreamtrainError
@@ -19,6 +31,7 @@ if TYPE_CHECKING:
     from streamtrain.serve.client import Endpoint
     from streamtrain.settings.load import Settings
     from streamtrain.store.publication import Origin
+    from streamtrain.stream.files import SampleFile
     from streamtrain.verify.samples import Trainer
 
 Row = tuple[str, str]
@@ -99,6 +112,9 @@ def verify(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
         ),
     ] = None,
     url: Annotated[str | None, typer.Option(help="URL of the HTTP endpoint; default: at setting serve.listen.")] = None,
+    format_: FileFormat = None,
+    text: TextColumns = "",
+    lists: ListColumns = "",
     limit: Annotated[int, typer.Option(min=1, help="Samples to predict.")] = 1000,
     tolerance: Annotated[
         float | None,
@@ -125,6 +141,7 @@ def verify(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
 
     if checkpoint is not None and samples is None:
         raise ConfigError("--checkpoint requires --samples FILE")
+    file = None if samples is None else sample_file(samples, format_, text, lists)
     token = settings.serve.admin_token or settings.serve.read_token
     seconds = parse_duration(timeout, "--timeout")
     with Endpoint(url or f"http://{settings.serve.listen}", token.get_secret_value() if token else None) as endpoint:
@@ -133,7 +150,7 @@ def verify(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
             "served": _run_part(lambda: _compare_served(settings, endpoint)),
             "samples": _run_part(
                 lambda: _compare_samples(
-                    settings, endpoint, samples, limit=limit, tolerance=tolerance, checkpoint=checkpoint
+                    settings, endpoint, file, limit=limit, tolerance=tolerance, checkpoint=checkpoint
                 )
             ),
         }
@@ -197,19 +214,17 @@ def _origin(settings: "Settings") -> Iterator["Origin | None"]:
 def _compare_samples(
     settings: "Settings",
     endpoint: "Endpoint",
-    samples: str | None,
+    file: "SampleFile | None",
     *,
     limit: int,
     tolerance: float | None,
     checkpoint: str | None,
 ) -> Part:
-    if samples is None:
+    if file is None:
         return {"passed_over": "--samples is not given"}
     from streamtrain.model.loader import load_model
-    from streamtrain.stream.files import SampleFile
 
     location = require_model(settings)
-    file = SampleFile(samples)
     load_tensorflow(settings.worker.threads)
     made = load_model(location)
     from streamtrain.verify.samples import compare_samples
@@ -218,7 +233,7 @@ def _compare_samples(
     with _trainer(settings, made, checkpoint) as trainer, _origin(settings) as origin:
         found = compare_samples(made, trainer, endpoint, origin, messages, tolerance=tolerance)
     if not found.samples:
-        raise ConfigError(f"{samples} has no readable sample")
+        raise ConfigError(f"{file.name} has no readable sample")
     return found.to_json()
 
 

@@ -28,8 +28,7 @@ from streamtrain.stream.opening import open_stream
 logger = logging.getLogger(__name__)
 
 # Stages: whatever is needed by others starts before them and ends after them.
-_SERVERS, _SHARDS, _COORDINATOR, _WORKERS = range(4)
-_SERVING = _COORDINATOR  # which servers report to, until both end
+_SERVERS, _SHARDS, _COORDINATOR, _SERVING, _WORKERS = range(5)
 
 _MEGABYTES = {"tensorflow": WITH_TENSORFLOW, "ps": 150, "kafka": 600, "valkey": 100}
 """Memory that a process needs at least, in addition to rows."""

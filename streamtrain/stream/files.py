@@ -73,8 +73,8 @@ class _Rows(NamedTuple):
     share: float | None = None
 
 
-class _Cells(NamedTuple):
-    """How cells become JSON: `text` and `lists` of `SampleFile`."""
+class _Rules(NamedTuple):
+    """How the cells of columns become JSON: `text` and `lists` of `SampleFile`."""
 
     text: frozenset[str]
     lists: Mapping[str, str]
@@ -112,11 +112,11 @@ class SampleFile:
         self.url = url
         self.name = "standard input" if url == STDIN else redacted(url)
         self.format = format or self._format()
-        self._key, self._time, self._cells = key, time, _Cells(frozenset(text), lists or {})
+        self._key, self._time, self._rules = key, time, _Rules(frozenset(text), lists or {})
         self._blanks = array("q")  # by blank line, the number of samples before it
         if self.format not in FORMATS:
             raise ConfigError(f"the format of samples must be one of {', '.join(FORMATS)}, not {self.format!r}")
-        if self._cells.names and self.format == "jsonl":
+        if self._rules.names and self.format == "jsonl":
             raise ConfigError("columns of text and lists can be named for CSV and Parquet only: JSON itself has both")
         if url == STDIN and self.format != "jsonl":
             raise ConfigError(f"standard input is read as JSON lines: write {self.format} to a file first")
@@ -176,13 +176,13 @@ class SampleFile:
         raw, stream = self._open(stack)
         size = getattr(raw, "size", None)
         if self.format == "parquet":
-            yield from _parquet_rows(raw, self._key, self._time, self._cells)
+            yield from _parquet_rows(raw, self._key, self._time, self._rules)
             return
         if self.format == "csv":
             with ExitStack() as header:
                 names = _csv_header(self._open(header)[1])
-            _check_columns(names, [self._key, self._time, *self._cells.names])
-            rows = _csv_rows(stream, names, self._key, self._time, self._cells)
+            _check_columns(names, [self._key, self._time, *self._rules.names])
+            rows = _csv_rows(stream, names, self._key, self._time, self._rules)
         else:
             rows = self._json_rows(stream.read, checked=True)
         for each in rows:
@@ -301,11 +301,11 @@ def _csv_header(stream: IO[bytes]) -> list[str]:
     return names
 
 
-def _csv_rows(stream: IO[bytes], names: list[str], key: str | None, time: str | None, cells: _Cells) -> Iterator[_Rows]:
+def _csv_rows(stream: IO[bytes], names: list[str], key: str | None, time: str | None, rules: _Rules) -> Iterator[_Rows]:
     """Rows of CSV, each cell of which is judged by itself."""
     try:
         for batch in _open_csv(stream, **dict.fromkeys(names, pa.string())):
-            fields = [_csv_fields(name, batch.column(name), cells) for name in names]
+            fields = [_csv_fields(name, batch.column(name), rules) for name in names]
             inner = pc.ascii_rtrim(pc.binary_join_element_wise(*fields, ""), ",")
             values = pc.binary_join_element_wise("{", inner, "}", "").cast(pa.binary())
             keys, times = (None if name is None else batch.column(name).to_pylist() for name in (key, time))
@@ -316,21 +316,27 @@ def _csv_rows(stream: IO[bytes], names: list[str], key: str | None, time: str | 
         raise
 
 
-def _csv_fields(name: str, column: pa.StringArray, cells: _Cells) -> pa.StringArray:
-    """`"name":value,` for every cell, nothing for those that are empty; of lists `"name":[],`."""
-    if name in cells.lists:
-        values = pc.fill_null(_split(column, cells.lists[name]), "[]")
+def _csv_fields(name: str, cells: pa.StringArray, rules: _Rules) -> pa.StringArray:
+    """`"name":value,` for every cell; nothing for one that is empty, but of lists `"name":[],`."""
+    if name in rules.lists:
+        values = _lists(name, cells, rules)
     else:
-        values = pc.binary_join_element_wise('"', _escape(column), '"', "")
-    if name not in cells.text:
-        values = _replace_arrays(column, values)
-    if name not in cells.names:
-        values = pc.if_else(pc.match_substring_regex(column, _NUMBER), column, values)
-        values = pc.if_else(pc.match_substring_regex(column, _BOOLEAN), pc.utf8_lower(column), values)
+        values = pc.binary_join_element_wise('"', _escape(cells), '"', "")
+    if name not in rules.names:
+        values = pc.if_else(pc.match_substring_regex(cells, _NUMBER), cells, values)
+        values = pc.if_else(pc.match_substring_regex(cells, _BOOLEAN), pc.utf8_lower(cells), values)
+        values = _replace_arrays(cells, values)
     return pc.fill_null(pc.binary_join_element_wise(_encode(name).decode() + ":", values, ",", ""), "")
 
 
+def _lists(name: str, cells: pa.StringArray, rules: _Rules) -> pa.StringArray:
+    """Arrays of JSON for the cells of a column in `lists`."""
+    values = pc.fill_null(_split(cells, rules.lists[name]), "[]")
+    return values if name in rules.text else _replace_arrays(cells, values)
+
+
 def _escape(cells: pa.StringArray) -> pa.StringArray:
+    """Text as it stands between the quotes of JSON."""
     odd = pc.match_substring_regex(cells, _ESCAPED)
     if not pc.any(odd).as_py():
         return cells
@@ -367,28 +373,29 @@ def _array(cell: str) -> str | None:
         return None
 
 
-def _parquet_rows(stream: IO[bytes], key: str | None, time: str | None, cells: _Cells) -> Iterator[_Rows]:
+def _parquet_rows(stream: IO[bytes], key: str | None, time: str | None, rules: _Rules) -> Iterator[_Rows]:
     with pq.ParquetFile(stream, pre_buffer=False, buffer_size=_BLOCK) as file:
         names, total, done = file.schema_arrow.names, file.metadata.num_rows, 0
-        _check_columns(names, [key, time, *cells.names])
+        _check_columns(names, [key, time, *rules.names])
         for batch in file.iter_batches(_ROWS):
-            columns = [
-                _parquet_column(name, column, cells).to_pylist()
-                for name, column in zip(names, batch.columns, strict=True)
-            ]
+            columns = [_parquet_values(name, column, rules) for name, column in zip(names, batch.columns, strict=True)]
             values = [_encode(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
             by_name = dict(zip(names, columns, strict=True))
             done += len(values)
             yield _Rows(values, by_name.get(key or ""), by_name.get(time or ""), done / total)
 
 
-def _parquet_column(name: str, column: pa.Array, cells: _Cells) -> pa.Array:
+def _parquet_values(name: str, column: pa.Array, rules: _Rules) -> list[Any]:
     """Values as JSON is to have them."""
-    kind, is_text = column.type, name in cells.text
+    if name in rules.lists and not pa.types.is_nested(column.type):
+        cells = _parquet_column(name, column, is_text=True)
+        return [msgspec.Raw(value.encode()) for value in _lists(name, cells, rules).to_pylist()]
+    return _parquet_column(name, column, is_text=name in rules.text).to_pylist()  # type: ignore[no-any-return]
+
+
+def _parquet_column(name: str, column: pa.Array, *, is_text: bool) -> pa.Array:
+    kind = column.type
     try:
-        if name in cells.lists and not pa.types.is_nested(kind):
-            values = pc.fill_null(_split(column.cast(pa.string()), cells.lists[name]), "[]")
-            return pa.array([_decode(value) for value in values.to_pylist()], pa.list_(pa.string()))
         if is_text and pa.types.is_floating(kind):  # what pandas makes of integers with gaps
             column = pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
         if is_text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):

@@ -238,7 +238,7 @@ def test_a_damaged_file_says_how_far_it_got(run: Run, stream: Stream, tmp_path: 
     [
         (["nowhere.csv", "--create", "1"], "cannot read nowhere.csv: No such file or directory"),
         (["-", "--rate", "1", "--speed", "1"], "give one of --rate and --speed"),
-        (["a.csv", "--lists", "tags=ab"], "--lists: a separator must be one character, and neither a letter"),
+        (["a.csv", "--lists", "tags=ab"], "--lists: a separator is one character, and no letter"),
         (["-", "--repeat"], "standard input cannot be repeated"),
         (["-", "--create", "-1"], "stream.create on the command line"),
         (["-", "--max-gap", "soon"], "--max-gap must be a positive duration"),

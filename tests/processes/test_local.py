@@ -197,9 +197,11 @@ class Service:
             thread.join()
 
     def stop(self) -> int:
-        """Ctrl-C; the exit code."""
+        """Ctrl-C; the exit code. All lines are there afterwards."""
         self._process.send_signal(signal.SIGINT)
-        return self._process.wait(PATIENCE)
+        code = self._process.wait(PATIENCE)
+        self._reader.join()
+        return code
 
     def close(self) -> None:
         self._process.kill()
@@ -374,6 +376,8 @@ def test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on(tmp_p
             assert asked[1] <= unanswered + 1
             assert any("serve" in line and "its standby takes over" in line for line in service.lines)
         assert service.stop() == 0
+        last = "".join(service.lines).partition("stopping all processes")[2]
+        assert "coordinator is unreachable" not in last
     until(lambda: not left(tmp_path), PATIENCE)
     assert not service.file.exists()
     assert [*(tmp_path / "data" / "checkpoints").glob("epoch-*/manifest.json")]

@@ -183,7 +183,7 @@ def test_text_in_lists_comes_through_unharmed(tmp_path_factory: pytest.TempPathF
     file.write_bytes(f"a,b\n{quoted}".encode())
     assert [json.loads(value)["a"] for value in values(file, text=["a"], lists={"a": "|"})] == rows
     table = parquet(file.with_suffix(".parquet"), pa.table({"a": cells}))
-    assert [json.loads(value)["a"] for value in values(table, lists={"a": "|"})] == rows
+    assert [json.loads(value)["a"] for value in values(table, text=["a"], lists={"a": "|"})] == rows
 
 
 def test_type_of_a_cell_does_not_depend_on_the_others(tmp_path: Path) -> None:
@@ -285,14 +285,15 @@ def test_ids_that_pandas_made_floats(tmp_path: Path) -> None:
 
 
 def test_lists_of_parquet(tmp_path: Path) -> None:
-    table = pa.table({"genres": ["a|b", None, "c"], "ids": [["x|y"], [], None], "number": [12, 3, None]})
-    file = parquet(tmp_path / "a.parquet", table)
-    found = [json.loads(value) for value in values(file, lists={"genres": "|", "ids": "|", "number": "|"})]
-    assert found == [
+    columns = {"genres": ["a|b", None, "['c', 7]"], "ids": [["x|y"], [], None], "number": [12.0, 3.0, None]}
+    file = parquet(tmp_path / "a.parquet", pa.table(columns))
+    lists = {"genres": "|", "ids": "|", "number": "|"}
+    assert [json.loads(value) for value in values(file, lists=lists)] == [
         {"genres": ["a", "b"], "ids": ["x|y"], "number": ["12"]},
         {"genres": [], "ids": [], "number": ["3"]},
-        {"genres": ["c"], "ids": None, "number": []},
+        {"genres": ["c", 7], "ids": None, "number": []},
     ]
+    assert json.loads(values(file, text=["genres"], lists=lists)[2])["genres"] == ["['c', 7]"]
 
 
 def test_many_row_groups_with_keys_and_times(tmp_path: Path) -> None:

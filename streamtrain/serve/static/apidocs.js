@@ -6,7 +6,7 @@ import { byId, h, setText } from "./dom.js";
 const METHODS = ["get", "post", "put", "delete"];
 const DEEPEST = 6; // of examples, whose schemas may refer to themselves
 
-let document_ = null;
+let document_ = null, shown = "";
 
 const token = () => sessionStorage.getItem(KEPT);
 const authorization = () => (token() ? { authorization: `Bearer ${token()}` } : {});
@@ -105,8 +105,11 @@ async function load() {
     setText(byId("about"), answer?.status === 401 ? "This server asks for its read token: type it in." : "The endpoint does not answer.");
     return;
   }
-  document_ = await answer.json();
+  const text = await answer.text();
+  document_ = JSON.parse(text);
   setText(byId("about"), `${document_.info.description} Version ${document_.info.version}.`);
+  if (text === shown) return; // what is open and typed in stays
+  shown = text;
   const groups = new Map();
   for (const [path, item] of Object.entries(document_.paths))
     for (const method of METHODS.filter((one) => item[one])) {

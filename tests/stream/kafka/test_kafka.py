@@ -4,10 +4,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -44,6 +46,25 @@ def test_no_question_waits_for_a_connection(place: Place) -> None:
         stream.bounds()
         took.append(time.monotonic() - began)
     assert sorted(took)[-3] < 0.9  # a machine that is busy may hold up one or two
+
+
+def test_a_topic_that_another_has_just_created_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller knows of it, the broker that is asked does not yet."""
+    place.make(2)
+    describe, asked = AdminClient.describe_topics, []
+
+    def describe_late(admin: AdminClient, topics: Any, **options: Any) -> Any:
+        asked.append(topics)
+        if len(asked) > 2:
+            return describe(admin, topics, **options)
+        unknown: Future[Any] = Future()
+        unknown.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        return {place.topic: unknown}
+
+    monkeypatch.setattr(AdminClient, "describe_topics", describe_late)
+    stream = place.open()
+    stream.create(2)
+    assert len(stream.bounds()) == 2
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
