@@ -1,6 +1,6 @@
 """Hooks of MkDocs: pages from outside of docs/, pages generated from the code, and the links between all of them.
 
-The Markdown files stay readable as they are, with relative links. On the website, a link to a file that is no page
+The Markdown files stay readable as they are, with relative links. On the website, a link to a file that is not a page
 leads to a page that shows the file.
 """
 

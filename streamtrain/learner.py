@@ -260,7 +260,7 @@ class Learner:
     def advice(self) -> list[str]:
         """What keeps the model from learning the samples so far, a sentence or two each, with the way out.
 
-        Such as: labels or features that never vary, predictions that are no probabilities, ids that do not repeat,
+        Such as: labels or features that never vary, predictions that are not probabilities, ids that do not repeat,
         learning rates that are too high or too low, a loss that is no better than that of the label's mean. Empty if
         nothing of this is found.
         """

@@ -102,7 +102,7 @@ def describe_error(error: redis.RedisError, ways_out: Mapping[str, str]) -> Trou
     away = redis.ConnectionError | redis.TimeoutError | redis.exceptions.RedisClusterException
     if isinstance(error, away) or code in LATER:
         return Trouble("away", reply, f"does not answer: {reply}")
-    # What a script was refused is told within a sentence; what its user may not do, differently by servers.
+    # The refusal of a script stands inside a sentence; servers differ in how they say what a user may not do.
     refused = next((one for one in known if code == one or f"{one} " in reply), code)
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         refused = "OOM"

@@ -91,7 +91,7 @@ class FieldPacker {
         after_(std::string(commands.after) + "\r\n"),
         row_frame_(commands.rows ? frame('$', commands.width) : "") {}
 
-  // Bytes of commands with so many fields each.
+  // Bytes of commands whose fields begin at `starts`.
   size_t size(std::span<const int64_t> starts) const {
     size_t sum = 0;
     for (size_t i = 0; i + 1 < starts.size(); ++i)
@@ -129,7 +129,7 @@ class FieldPacker {
     out += value.size();
   }
 
-  // The first line of a command with so many fields.
+  // The first line of a command with `fields` fields.
   std::string head(int64_t fields) const { return frame('*', 2 + fields * (of_.rows ? 2 : 1)); }
 
   void put_field(char*& out, int64_t at) const {

@@ -81,7 +81,7 @@ class Guarded {
     return change(value_);
   }
 
-  // The number of this call of write: consecutive numbers mean that nobody wrote in between.
+  // The number of this call of write: consecutive numbers mean that nothing was written in between.
   // REQUIRES: called inside write.
   uint64_t turn() const { return lock_.turn(); }
 

@@ -4,8 +4,8 @@
 // (ring.h); a message is its length, eight bytes little-endian, and its bytes, and may be longer than the ring. Who has
 // nothing to read, or no room to write, sleeps on a futex of its side, which the other one wakes.
 //
-// The other side is not trusted. What it writes is copied before anybody looks at it; its positions are checked; the file
-// is sealed, so that it cannot be cut short under who reads it; and nobody waits for it for longer than he has said. A
+// The other side is not trusted. What it writes is copied before it is read; its positions are checked; the file
+// is sealed, so that it cannot be cut short under its reader; and no wait lasts longer than its caller has allowed. A
 // message that is given up in the middle closes this side of the lane, as nothing could follow on it.
 //
 // Thread safety: each side may read in one thread and write in several; `close` may be called by any.
@@ -67,13 +67,13 @@ class Lane {
   }
 
   // The other side of a lane: takes over `fd`.
-  // Throws: std::invalid_argument if it is no lane, or not the one with this nonce.
+  // Throws: std::invalid_argument if it is not a lane, or not the one with this nonce.
   static Lane take(int fd, const Nonce& nonce) {
     auto memory = std::make_unique<Memory>(fd);
     struct stat about;
     const int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & kSeals) != kSeals || fstat(fd, &about) < 0 || about.st_size != off_t(sizeof(Shared)))
-      throw std::invalid_argument("the file is no lane");
+      throw std::invalid_argument("the file is not a lane");
     memory->map();
     if (memory->shared->nonce != nonce) throw std::invalid_argument("the file is another lane");
     return Lane(std::move(memory), 1);
@@ -116,7 +116,7 @@ class Lane {
     Wait wait(*this, patience);
     while (true) {
       const uint32_t seen = event().load();
-      if (closed_.load()) return Result::kClosed;  // also if there is more to read: nobody waits for the answer
+      if (closed_.load()) return Result::kClosed;  // even if there is more to read: the answer is not awaited
       if (ready() >= sizeof(size)) break;
       if (const Result result = wait.more(seen); result != Result::kDone) return result;
     }

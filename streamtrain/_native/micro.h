@@ -4,10 +4,9 @@
 // step and group there are
 //   entries      its different rows, in order of their first occurrence;
 //   occurrences  for each id of each feature the position of its row among the entries.
-// Both come as matrices [steps, width] whose widths the caller chooses, as whoever computes with them has one program
-// for each; what is left over points to a row, and a position, that stand for nothing. Where the last step has fewer
-// samples than the others, copies of its last sample fill it: they are no occurrences, and whoever computes gives them
-// no weight.
+// Both come as matrices [steps, width] whose widths the caller chooses, as XLA has one program for each; what is left
+// over points to a row, and a position, that stand for nothing. Where the last step has fewer samples than the others,
+// copies of its last sample fill it: they are not occurrences, and the graph gives them no weight.
 //
 // Afterwards the gradients of the entries, [steps * width, dim], are put in the order of the rows: `order`.
 //

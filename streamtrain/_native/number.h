@@ -2,7 +2,7 @@
 //
 //   number = [ "-" ] ( "0" / digit1-9 *digit ) [ "." 1*digit ] [ ("e" / "E") [ "+" / "-" ] 1*digit ]
 //
-// REQUIRES of every function: the text is followed by a byte that is no part of a number, and from any byte of the text
+// REQUIRES of every function: the text is followed by a byte that is not part of a number, and from any byte of the text
 // eight can be loaded (json.h pads with NUL).
 // Thread safety: pure functions.
 #pragma once

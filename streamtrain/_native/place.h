@@ -1,4 +1,4 @@
-// Where a key goes in the hash tables of this process, which nobody outside of it can foresee.
+// Where a key goes in the hash tables of this process, which cannot be foreseen from outside.
 //
 // Keys are a published function of ids, so anybody can make ids whose keys agree in any bits (hash.h). Were these bits
 // to choose slots, a few thousand such ids would make every look-up a walk through all of them. So slots are chosen by
@@ -54,7 +54,7 @@ inline uint64_t place_of(uint64_t key) { return kPlacement.of(key); }
 // Finds keys in an array of different ones that grows: by open addressing over their indices.
 class KeySlots {
  public:
-  // Begins anew, with room for so many keys.
+  // Begins anew, with room for `most` keys.
   void reset(size_t most) {
     const size_t size = std::bit_ceil(2 * most + 2);
     slots_.assign(size, 0);

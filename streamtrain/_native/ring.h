@@ -2,7 +2,7 @@
 //
 // Positions count all bytes that were ever written and read. Each side goes by its own one, which nobody else can
 // change, and only tells it to the other; what the other tells is checked. So the worst that a damaged ring does is to
-// be refused, or to give bytes that nobody wrote.
+// be refused, or to give bytes that were never written.
 //
 // Thread safety: the writer and the reader may be of two threads or processes; each is used by one thread at a time.
 #pragma once

@@ -31,13 +31,13 @@ enum Role : uint8_t { kIds = 1, kNumber = 2, kTime = 4 };
 struct Value {
   enum class Kind : uint8_t { kNull, kBoolean, kNumber, kString, kList, kObject };
   Kind kind = Kind::kNull;
-  // Why the value is no id or list of ids, no number (or boolean), no time. Meaningful for the roles of its field.
+  // Why the value is not an id or list of ids, a number (or boolean), or a time. Meaningful for the roles of its field.
   Reason id_reason = Reason::kWrongType;
   Reason number_reason = Reason::kWrongType;
   Reason time_reason = Reason::kWrongType;
   uint32_t count = 0;             // number of ids
   int64_t position = 0;           // of the value in the message
-  int64_t id_position = 0;        // of the first thing that is no id
+  int64_t id_position = 0;        // of the first thing that is not an id
   const uint64_t* ids = nullptr;  // their keys
   double number = 0;              // booleans are 0 and 1
   double time = 0;                // seconds since the epoch

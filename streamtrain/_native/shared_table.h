@@ -1,6 +1,6 @@
 // A table that threads share. Functions are those of Table (table.h), with the same results.
 //
-// Each call takes the lock for at most kTurn rows at a time, so that nobody waits for the whole of another's long call.
+// Each call takes the lock for at most kTurn rows at a time, so that no call waits for all of another long one.
 // What that means for calls of more than kTurn rows, while others write:
 // * Other threads' changes may come between the parts of a call; no one ever sees half of a row's change.
 // * The capacity is enforced at the end of a push or load; meanwhile the table may be larger.

@@ -1,4 +1,4 @@
-// A consistent view of the table as it was at one moment, read in parts while training goes on.
+// A consistent view of the table as it was at one moment, read in parts while training continues.
 //
 // Copy on write, row by row: before a row that has not been read yet changes or goes away, its bytes are put aside.
 // The reader takes what was put aside first, so little piles up as long as it keeps reading. Rows that came after the

@@ -8,7 +8,7 @@
 // * A gradient that is not finite (optimizer.h) changes nothing: no row, no count, no admission.
 // * Admission, expiry and capacity decide which keys have rows: sketch.h, expire(), eviction.h.
 // * Changes reach up to three independent consumers through channels (dirty.h), as they come or as of one moment, and the whole table can be read as of
-//   one moment while training goes on (snapshot.h).
+//   one moment while training continues (snapshot.h).
 // * Everything is a function of the sequence of calls: a replay gives the same bits. Without admission, expiry and
 //   capacity, rows do not depend on how the stream is cut into calls either.
 //

@@ -1,7 +1,7 @@
 // Sixteen-bit floats on the wire: as half.h stores them, but what is not finite stays so.
 //
 // Values go to the nearest (even) one; finite ones that are too large become the largest finite one. Infinity stays
-// infinite, and NaN stays NaN with its sign but not its payload: whoever receives gradients counts both.
+// infinite, and NaN stays NaN with its sign but not its payload: the receiver of gradients counts both.
 //
 // Thread safety: pure functions.
 #pragma once

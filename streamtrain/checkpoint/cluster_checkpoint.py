@@ -43,7 +43,7 @@ class CheckpointInfo:
 
 
 class Saved(NamedTuple):
-    """A checkpoint that is there, whoever has taken it.
+    """A checkpoint that exists, whichever process took it.
 
     Attributes:
         epoch: its number.
@@ -152,7 +152,7 @@ class Checkpointer:
             return None
         try:
             shards = self._epochs.open(newest).shards
-        except CheckpointCorrupt:  # whoever takes the next one says so
+        except CheckpointCorrupt:  # reported when the next one is taken
             return None
         return [{int(partition): at for partition, at in shard["clock"].items()} for shard in shards]
 

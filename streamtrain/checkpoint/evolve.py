@@ -120,7 +120,7 @@ def _write(
     same = [name for name, table in tables.items() if table.keeps_rows]
     for index in range(shards):
         shard = restore_shard(chain, index, shards, evolution.new, new_model, without=same)
-        if run is not None:  # what another run has predicted of a block of samples is none of its figures
+        if run is not None:  # what another run has predicted of a block of samples does not belong to its figures
             shard.resume(shard.progress()._replace(predictions={}), shard.samples, shard.watermark)
         part = write_shard(directory, shard, {}, without=same)
         for table in same:

@@ -93,7 +93,7 @@ def restore(settings: Settings, tf_config: str | None, epoch: int | None) -> Res
         ConfigError: it is not set where checkpoints or shards are.
         ShardError: a shard runs.
         CheckpointCorrupt: the epoch is damaged.
-        CheckpointError: there is no such epoch, it cannot be given to so many shards, or others cannot be moved.
+        CheckpointError: there is no such epoch, it cannot be divided among the shards, or others cannot be moved.
     """
     epochs, addresses = open_epochs(settings), shard_addresses(settings, tf_config)
     refuse_running(settings, addresses)
@@ -105,7 +105,7 @@ def restore(settings: Settings, tf_config: str | None, epoch: int | None) -> Res
 
 def _given(epochs: Epochs, number: int, shards: int) -> CheckpointChain:
     if number not in epochs.numbers():
-        raise CheckpointError(f"there is no epoch {number} at {epochs.url}; --list shows those that are there")
+        raise CheckpointError(f"there is no epoch {number} at {epochs.url}; --list shows those that exist")
     chain = epochs.open(number)
     check_shard_count(chain, shards)
     chain.verify()
@@ -113,7 +113,7 @@ def _given(epochs: Epochs, number: int, shards: int) -> CheckpointChain:
 
 
 def newest_epoch(epochs: Epochs, shards: int | None = None) -> CheckpointChain:
-    """The newest intact epoch, verified; with `shards` one that can be restored to so many.
+    """The newest intact epoch, verified; with `shards` one that can be restored to that number of shards.
 
     Raises:
         CheckpointError: there is none.

@@ -11,7 +11,7 @@ _FILE = "slots.json"
 
 
 class ShardMap(NamedTuple):
-    """As many slots as shards: a key is of slot `shards_of(key)`.
+    """There are as many slots as shards: a key belongs to slot `shards_of(key)`.
 
     Attributes:
         epoch: grows with every change.

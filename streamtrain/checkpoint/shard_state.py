@@ -52,7 +52,7 @@ def save_shards(url: str | Path, shards: Sequence[Shard], state: Mapping[str, ND
 def write_shard(
     directory: Directory, shard: Shard, state: Mapping[str, NDArray[Any]], *, without: Collection[str] = ()
 ) -> ShardFiles:
-    """Writes all of a shard that nobody changes meanwhile, with further arrays; `without` some tables."""
+    """Writes all of a shard, which must not change meanwhile, with further arrays; `without` some tables."""
     arrays = shard_arrays(shard) | {_STATE + name: values for name, values in state.items()}
     rows = [map(to_row_part, scan_rows(table)) for table in shard.tables]
     tables = (one for one in shard_tables(shard, rows.__getitem__) if one.table not in without)
@@ -74,7 +74,7 @@ class NewModel(NamedTuple):
 
     @classmethod
     def of(cls, evolution: Evolution, model: "Model", allow: Collection[str]) -> "NewModel":
-        """Of a model that the evolution leads to.
+        """Built from the model that an evolution leads to.
 
         Raises:
             ConfigError: what would be lost is not in `allow`.

@@ -197,12 +197,12 @@ def fork(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the fork.")
     ] = None,
 ) -> None:
-    """Prepare a fork: a changed model that begins with what a running cluster has learned, and learns beside it.
+    """Prepare a fork: a changed model that begins with what a running cluster has learned, and learns in parallel.
 
     Takes a checkpoint of the cluster, gives what fits to the changed model, and writes the settings of the fork to the
-    new folder NAME: `cd NAME && streamtrain up` runs it. The cluster goes on. With --from EPOCH it begins with that
-    checkpoint; with a duration with the newest one that is at least so old or, if there is none, without rows at the
-    samples of that time.
+    new folder NAME: `cd NAME && streamtrain up` runs it. The cluster keeps running. With --from EPOCH the fork begins
+    with that checkpoint; with --from DURATION, with the newest one that is at least that old or, if there is none,
+    without rows at the samples of that time.
 
     As JSON: file, url, epoch, start, rows by table, pause_ms, seconds.
     """

@@ -2,11 +2,14 @@
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import islice
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import typer
 from rich.console import Console, Group, RenderableType
@@ -29,12 +32,17 @@ from streamtrain.durations import parse_duration
 from streamtrain.errors import BadSample, ConfigError
 from streamtrain.learner import Learned, Learner
 from streamtrain.model.bad_samples import BadSampleGuard, Refusals
+from streamtrain.model.features import Categorical
 from streamtrain.model.samples import Samples
+from streamtrain.model.schema import Schema
 
 _REFRESH = 0.25  # seconds between updates of the screen
 _FIRST_LINE = 1024  # samples; each line after it stands for twice as many
 _DRAWN = {"auc": "green", "log_loss": "yellow", "mean_squared_error": "yellow", "mean_absolute_error": "green"}
 _MOST_REFUSALS = 8  # kinds that are described at the end
+_FIRST_SAMPLES = 1000  # in which text that looks like a list is searched for
+_LIST_SEPARATORS = "|;"
+_OFTEN = 0.02  # share of texts from which on a number of parts is not an exception
 
 
 @dataclass(frozen=True)
@@ -267,13 +275,14 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
         if load
         else Learner(made, batch_size=batch_size, future_after=ahead)
     )
-    console = Console(stderr=True)
+    console, first = Console(stderr=True), list[bytes]()
+    messages = _copy_first(messages, first)
     done = replay(
         learner, messages, console, title=file, place=samples.place, max_bad_ratio=max_bad_ratio, seconds=for_
     )
     if save:
         learner.save(save)
-    advice = learner.advice()
+    advice = _advise_on_lists(made.schema, first) + learner.advice()
     for one in advice:
         console.print(Text(f"advice: {one}", "bold yellow"), soft_wrap=True)
     print_json(
@@ -291,13 +300,43 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     )
 
 
+def _copy_first(messages: Iterator[bytes], first: list[bytes]) -> Iterator[bytes]:
+    """The messages, the first of which are also put into `first` as they are read."""
+    for message in islice(messages, _FIRST_SAMPLES):
+        first.append(message)
+        yield message
+    yield from messages
+
+
+def _advise_on_lists(schema: Schema, messages: Iterable[bytes]) -> list[str]:
+    """Advice on fields of ids whose text looks like lists: `Comedy|Romance` here, one or three parts there."""
+    samples: list[dict[str, Any]] = []
+    for message in messages:
+        with suppress(msgspec.DecodeError, msgspec.ValidationError):  # refused when it is learned
+            samples.append(msgspec.json.decode(message, type=dict[str, Any]))
+    found = []
+    for field in dict.fromkeys(one.field_name for one in schema.embedded if isinstance(one, Categorical)):
+        texts = [value for sample in samples if isinstance(value := sample.get(field), str)]
+        for separator in _LIST_SEPARATORS:
+            lengths = Counter(text.count(separator) for text in texts)
+            if sum(count >= max(2, _OFTEN * len(texts)) for count in lengths.values()) < 2:
+                continue
+            example = next(text for text in texts if separator in text)
+            option = field if separator == "|" else f'"{field}={separator}"'
+            found.append(
+                f"field {field!r} holds text such as {example!r}, each of which is one id. If it is a list of ids, "
+                f"split it: with --lists {option} if the file is CSV or Parquet; JSON has lists itself."
+            )
+    return found
+
+
 def _check_save(save: str, load: str | None, *, overwrite: bool, asks: bool) -> None:
-    """Refuses to replace a checkpoint that somebody may want to keep, before anything is learned.
+    """Refuses to replace a checkpoint that the user may want to keep, before anything is learned.
 
     A checkpoint that is also loaded may be replaced: what is saved continues it.
 
     Raises:
-        ConfigError: there is one, and nobody says that it may be replaced; or something else is there.
+        ConfigError: there is one, and the user does not allow to replace it; or something else is there.
     """
     from streamtrain.store.checkpoint.manifest import MANIFEST
     from streamtrain.store.checkpoint.storage import Directory

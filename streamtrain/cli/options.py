@@ -232,7 +232,7 @@ def require_model(settings: "Settings") -> str:
 
 
 def load_required_model(settings: "Settings", threads: int) -> "LoadedModel":
-    """The model that settings name, with TensorFlow loaded for so many threads.
+    """The model that settings name, with TensorFlow loaded for `threads` threads.
 
     Raises:
         ConfigError: no model is set, it is not there, or its file fails.

@@ -184,7 +184,7 @@ def compare(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     """Compare two models that learn from the same topic, such as a model and its fork.
 
     Both predict every sample before they learn it. Their figures are compared block by block of offsets, and may be
-    looked at as often as you like: the interval of the difference takes that into account. See docs/compare.md.
+    checked as often as you like: the interval of the difference takes that into account. See docs/compare.md.
 
     As JSON: a, b, blocks, from and to (event time), dropped (whether older blocks are gone) and results.
     """
@@ -233,8 +233,8 @@ def _show(found: "Comparison") -> None:
     ]
     if found.is_windowed:
         lines.append(
-            "older blocks are gone (compare.keep): the interval is of the ones that are kept, and whoever looks at it "
-            "while it moves may see a difference where there is none a little more often than once in twenty"
+            "older blocks are gone (compare.keep): the interval covers those that are kept; if you watch it while "
+            "it moves, you may see a difference where there is none a little more often than once in twenty"
         )
     show(table, *lines)
 

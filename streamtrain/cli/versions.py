@@ -272,7 +272,7 @@ def drop(
     config: Config = None,
     setting: Setting = None,
 ) -> None:
-    """Delete all that Redis has of a model that nobody publishes, such as a fork that has ended.
+    """Delete all that Redis has of a model that is no longer published, such as a fork that has ended.
 
     Refused while a cluster publishes it, or a server uses one of its versions. Checkpoints stay. As JSON: dropped.
     """

@@ -20,7 +20,7 @@ _CLOSE_SECONDS = 2.0
 
 
 class BlockWriter:
-    """Computes the figures of blocks and writes them. What cannot be written is tried again; training goes on.
+    """Computes the figures of blocks and writes them. What cannot be written is tried again; training continues.
 
     Args:
         blocks: where they are written.
@@ -58,7 +58,7 @@ class BlockWriter:
         self._task.start()
 
     def close(self) -> None:
-        """Writes what waits, and ends the thread. What cannot be written now is written by whoever goes on."""
+        """Writes what waits, and ends the thread. What cannot be written is written by the worker that continues."""
         self._task.close(_CLOSE_SECONDS)
         try:
             while self._write() is not None:

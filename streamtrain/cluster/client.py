@@ -270,7 +270,7 @@ class StatusReader:
         }
 
     def _poll(self) -> list[tuple[str, Any | None]]:
-        """By shard the address of its primary and its status; without a primary, where one starts, and None."""
+        """Address and status of the primary of each shard; of one without a primary, where it starts, and None."""
         with ThreadPoolExecutor(len(self._controls)) as pool:
             statuses = list(pool.map(poll_shard, self._controls))
         polled = [

@@ -1,7 +1,7 @@
 """Comparison of two models that learn from the same log, by their figures of the same blocks of offsets.
 
-Whoever looks at an interval of fixed size again and again, until it excludes 0, is sooner or later wrong. A confidence
-sequence may be looked at after every block: the probability that it ever excludes the truth is at most 5 %.
+If you check an interval of fixed size again and again until it excludes 0, you are wrong sooner or later. A confidence
+sequence may be checked after every block: the probability that it ever excludes the truth is at most 5 %.
 """
 
 import math
@@ -206,7 +206,7 @@ def find_blocks(server: RedisServer, model: str) -> StoredBlocks | None:
     """The blocks of a model; None: there are none.
 
     Raises:
-        ConfigError: it is no name of a model.
+        ConfigError: it is not the name of a model.
         OriginUnavailable, PublicationError: Redis does not answer, or refuses.
         PublicationCorrupt: they are damaged.
     """
@@ -295,8 +295,8 @@ def compare_blocks(
         theirs: blocks of the second one.
         label: the only label to compare; None: all that both have.
         slice_of: feature whose slices are compared, too.
-        last_seconds: only blocks that end so many seconds of event time before the latest one, or later.
-        last_blocks: only so many blocks, the latest ones.
+        last_seconds: only blocks that end at most this many seconds of event time before the latest one.
+        last_blocks: at most this many blocks, the latest ones.
 
     Raises:
         ConfigError: there is no such label, or no slice of the feature; or samples have no event time.
@@ -405,7 +405,7 @@ class ComparisonReader:
     def compare(
         self, model: str, other: str, *, label: str | None, slice_of: str | None, last: str | None, points: int
     ) -> dict[str, Any]:
-        """Two models compared, as `Comparison.to_json`; each result with its `course` at so many points.
+        """Two models compared, as `Comparison.to_json`; each result with its `course` at `points` points.
 
         Raises:
             ConfigError: it is one model, or there is no such label, slice or time.

@@ -1,7 +1,7 @@
 """Coordinator: takes checkpoints, publishes, and knows the whole cluster. It is on no hot path.
 
-Training and serving go on while it is unreachable. It runs in a process of its own at `coordinator.address`, or, where
-that is not set, in the process of shard 0, and once the backup of shard 0 has taken over, in the backup's.
+Training and serving continue while it is unreachable. It runs in a process of its own at `coordinator.address`; if that
+is not set, in the process of shard 0, and once the backup of shard 0 has taken over, in the backup's.
 """
 
 import logging
@@ -352,7 +352,7 @@ class Coordinator:
         self.quality.leave(member.name)
 
     def _dead_letters(self, workers: Sequence[Member]) -> Counter[str]:
-        """Of all workers, each once: one that is back after its lease expired still reports all that it has counted."""
+        """Dead letters of all workers, each once: a worker that rejoins still reports all that it has counted."""
         with self._lock:
             letters, by_worker = Counter(self._forgotten), dict(self._gone)
         by_worker |= {worker.name: _counts(worker.about.get("dead_letters")) for worker in workers}
@@ -361,7 +361,7 @@ class Coordinator:
         return letters
 
     def _dead_letter_examples(self, workers: Sequence[Member]) -> dict[str, Any]:
-        """By reason the field and the place of a message that was refused."""
+        """An example of each reason: field and place of a message that was refused."""
         for worker in workers:
             found = worker.about.get("dead_letter_examples")
             if isinstance(found, dict):
@@ -449,7 +449,7 @@ def _as_shard_error() -> Iterator[None]:
 
 
 def _freshness_ms(servers: Sequence[Member], now: float) -> float | None:
-    """Of the server that has the oldest model; None: none serves anything."""
+    """Freshness of the server with the oldest model; None: no server serves anything."""
     watermarks = [server.about.get("watermark") for server in servers]
     known = [one for one in watermarks if isinstance(one, int | float)]
     return 1000 * (now - min(known)) if known else None

@@ -1,4 +1,4 @@
-"""Copies of a cluster that learn the same run in one consumer group: only the one that was started last goes on."""
+"""Copies of a cluster that learn the same run in one consumer group: only the one that was started last continues."""
 
 import logging
 from collections.abc import Callable

@@ -146,7 +146,7 @@ class QualityReporter:
             except StreamtrainError as exc:
                 self._failed()
                 logger.debug("report failed: %s", exc)
-            except Exception:  # training must go on
+            except Exception:  # training must continue
                 self._failed()
                 logger.exception("report failed")
 

@@ -71,7 +71,7 @@ class ClientStats:
 
 
 def _at(values: list[float], share: float) -> float | None:
-    """By linear interpolation; None: there are none."""
+    """A percentile, by linear interpolation; None: there are no values."""
     if len(values) < 2:
         return values[0] if values else None
     return statistics.quantiles(values, n=100, method="inclusive")[min(98, max(0, round(100 * share) - 1))]
@@ -118,7 +118,7 @@ class FreshnessProbe:
                     return
                 flight = self._traffic.next(1.0)
                 if flight is not None:
-                    with suppress(SourceUnavailable):  # learned all the same, but nobody knows when it should be
+                    with suppress(SourceUnavailable):  # learned all the same, but freshness cannot tell when
                         self._follow(flight, turn % partitions, writer, stopped)
         finally:
             writer.close()

@@ -74,7 +74,7 @@ def _table() -> pa.Table:
             "month": raw["month"],
         }
     )
-    # Within a minute the file is in order of the real departures, which nobody knows beforehand.
+    # Within a minute the file is in order of the real departures, which are unknown beforehand.
     order = [(name, "ascending") for name in ("ts", "carrier", "flight", "origin")]
     return table.take(pc.sort_indices(table, sort_keys=order))
 
@@ -90,7 +90,7 @@ def _weekday(raw: pa.Table) -> pa.ChunkedArray:
 
 
 def main() -> None:
-    """Writes all flights, and ends quietly when nobody reads on, as behind a pipe to head."""
+    """Writes all flights, and ends quietly when the reader of a pipe has ended, such as head."""
     try:
         for piece in flights():
             sys.stdout.buffer.writelines(line + b"\n" for line in piece)

@@ -53,7 +53,7 @@ class Traffic:
         self._writer = writer
         self.partitions = writer.partitions
         self._wishes: deque[SimpleQueue[bytes]] = deque()
-        self._lock = threading.Lock()  # so that a flight is given to nobody who has gone
+        self._lock = threading.Lock()  # so that a flight is not given to a client that has ended
         self.latest: bytes | None = None
         self.written = 0
 

@@ -102,7 +102,7 @@ class Broker:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, while there is one."""
+        """Id of its process; None: it does not run."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def start(self, seconds: float = 120) -> None:

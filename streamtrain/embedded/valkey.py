@@ -96,7 +96,7 @@ class Valkey:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, while there is one."""
+        """Id of its process; None: it does not run."""
         return self._process.pid if self._process else None
 
     @property
@@ -266,7 +266,7 @@ def _exits(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _quoted(text: str) -> str:
-    r"""As the server's configuration wants it: \ and " escaped."""
+    r"""Quoted for the server's configuration: \ and " escaped."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

@@ -1,7 +1,7 @@
 """The join of one partition: impressions and outcomes in, samples out. A state machine without Kafka.
 
 The result is a function of the two logs alone: it does not depend on how the reading of one interleaves with the
-reading of the other, so a join that is rebuilt from the logs after a crash goes on as if nothing had happened. All
+reading of the other, so a join that is rebuilt from the logs after a crash continues as if nothing had happened. All
 rules therefore compare event times with watermarks: the watermark of a log at an offset is the largest event time
 before that offset, or what an idle log was advanced to (`advance`), whichever is later.
 
@@ -126,7 +126,7 @@ class Sample(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """From where a log is read again, so that the state can be rebuilt.
+    """Where a log is read again from, so that the state can be rebuilt.
 
     Attributes:
         start: offset of the oldest message that the state depends on.
@@ -140,12 +140,12 @@ class Progress(NamedTuple):
 
 
 BEGIN = Progress(0)
-"""Of a log that is read from its beginning."""
+"""The progress of a log that is read from its beginning."""
 
 
 @dataclass
 class Output:
-    """What a join has to write, in order; whoever writes it empties the lists.
+    """What a join has to write, in order; the writer empties the lists.
 
     Attributes:
         samples: joined.
@@ -232,7 +232,7 @@ class _Log:
         self.watermark = max(self.watermark, watermark)
 
     def progress(self, start: int, before: float) -> Progress:
-        """From where to read again, if the oldest message needed is at `start`."""
+        """Where to read again from, if the oldest message needed is at `start`."""
         while self.steps and self.steps[0][0] <= start:
             self.steps.popleft()
         return Progress(start, before, tuple(self.steps))
@@ -272,7 +272,7 @@ class PartitionJoin:
 
     @property
     def watermarks(self) -> tuple[float, float]:
-        """Of impressions and of outcomes."""
+        """Watermarks of impressions and of outcomes."""
         return self._impressions.watermark, self._outcomes.watermark
 
     @property
@@ -281,7 +281,7 @@ class PartitionJoin:
         return self._impressions.next, self._outcomes.next
 
     def progress(self) -> tuple[Progress, Progress]:
-        """From where impressions and outcomes are read again after a crash."""
+        """Where impressions and outcomes are read again from after a crash."""
         self._drop()
         impressions, outcomes = self._impressions, self._outcomes
         first, last = (impressions.next, impressions.watermark), (outcomes.next, outcomes.watermark)
@@ -332,7 +332,7 @@ class PartitionJoin:
         log.watermark = watermark
 
     def read_outcomes(self, messages: Sequence[Outcome], position: int) -> None:
-        """Joins the next outcomes; arguments as of `read_impressions`."""
+        """Joins the next outcomes; arguments as for `read_impressions`."""
         log, by_kind, deadlines = self._outcomes, self._by_kind, self._deadlines
         for part in _parts(log, messages, position):
             for message in part:
@@ -501,7 +501,7 @@ def _parts(log: _Log, messages: Sequence[Impression] | Sequence[Outcome], positi
 
 
 def _labels_by_kind(labels: Sequence[Label]) -> Mapping[str, list[tuple[int, bool]]]:
-    """By kind the labels that it makes or cancels, and whether it cancels."""
+    """The labels that each kind of outcome makes or cancels, and whether it cancels."""
     found: dict[str, list[tuple[int, bool]]] = {}
     for index, label in enumerate(labels):
         for kind, cancels in chain(((kind, False) for kind in label.kinds), ((k, True) for k in label.cancelled_by)):

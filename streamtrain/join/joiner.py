@@ -2,7 +2,7 @@
 
 Samples, late and orphaned outcomes, dead letters and the offsets of both inputs are written in one transaction. The
 metadata of the offsets say from where the state is rebuilt. Whatever fails in a transaction, the joiner leaves the
-group and joins it again: then it goes on from what is committed.
+group and joins it again: then it continues from what is committed.
 """
 
 import logging
@@ -201,7 +201,7 @@ class Joiner:
         """Joins until `stopped` is set.
 
         Raises:
-            ConfigError, SourceRefused: it cannot go on.
+            ConfigError, SourceRefused: it cannot continue.
         """
         stream = self._settings.stream
         retry(

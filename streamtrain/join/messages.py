@@ -13,7 +13,7 @@ from streamtrain.stream.dead_letters import DeadLetter
 from streamtrain.stream.files import parse_time
 from streamtrain.stream.source import Fetched
 
-_MOST_ID_BYTES = 256  # as of samples
+_MOST_ID_BYTES = 256  # as for samples
 
 
 class _RefusedMessage(Exception):

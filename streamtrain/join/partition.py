@@ -82,7 +82,7 @@ class JoinedPartition:
         return self._at_end[log]
 
     def all_letters(self) -> tuple[list[DeadLetter], list[DeadLetter]]:
-        """Of impressions and of outcomes, with the impressions that are late."""
+        """Dead letters of impressions and of outcomes, including impressions that are late."""
         late = [
             DeadLetter(self.number, one.offset, "late", self._reader.time, one.value)
             for one in self.join.output.late_impressions

@@ -54,7 +54,7 @@ class Delays:
         self._sum += sum(delays)
 
     def family(self) -> Metric:
-        """As it is at a scrape."""
+        """The metric, computed at each scrape."""
         family = HistogramMetricFamily(
             "streamtrain_join_outcome_delay_seconds",
             "Event time between an impression and an outcome that counts; says how long to wait.",

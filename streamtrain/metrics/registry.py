@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 Values = Mapping[Any, float] | float | None
-"""Of a metric: one, none yet, or by the value of its label (a tuple of values if it has several)."""
+"""Values of a metric: one, none yet, or one for each value of its label (a tuple if it has several labels)."""
 
 
 def gauge(name: str, documentation: str, values: Values, *labels: str) -> Metric:

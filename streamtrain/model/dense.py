@@ -179,7 +179,7 @@ def _joined(segments: Iterator[Segment]) -> Iterator[Segment]:
 
 
 def _snake_case(name: str) -> str:
-    """As Keras names layers for their classes."""
+    """The name that Keras gives to layers of a class."""
     parted = re.sub(r"\W+", "", name)
     parted = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", parted)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", parted).lower()

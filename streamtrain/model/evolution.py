@@ -277,7 +277,7 @@ class Evolution:
 
     @property
     def keeps_dense_steps(self) -> bool:
-        """Whether the dense optimizer goes on counting its steps."""
+        """Whether the dense optimizer continues its count of steps."""
         return bool(self.old.dense_optimizer["optimizer"] == self.new.dense_optimizer["optimizer"])
 
     def _carry(self, part: str, old: Floats, new: Floats, *, zero_new_inputs: bool = False) -> Floats:
@@ -439,7 +439,7 @@ def _score(old: Sequence[tuple[int, ...]], new: Sequence[tuple[int, ...]]) -> in
 
 
 def _shared_axes(old: _Weight, new: _Weight, layers: Mapping[str, str]) -> list[list[_Range]] | None:
-    """By axis, what both weights have; None: nothing."""
+    """The part of each axis that both weights have; None: they have nothing in common."""
     if len(old.shape) != len(new.shape):
         return None
     if old.info.inputs and new.info.inputs and len(old.shape) == 2:

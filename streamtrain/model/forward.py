@@ -229,7 +229,7 @@ class Forward:
     def call_parts(
         self, trainable: list["tf.Tensor"], state: list["tf.Tensor"], parts: list["tf.Tensor"], *, training: bool
     ) -> Made:
-        """As `call`, on the parts of the matrix: one for each feature, then the lengths of sequences."""
+        """Like `call`, on the parts of the matrix: one for each feature, then the lengths of sequences."""
         outputs: Made = self._model.keras.stateless_call(trainable, state, self._inputs(parts), training=training)
         return outputs
 

@@ -97,7 +97,7 @@ def decode_probes(schema: Schema, groups: Iterable[bytes], most: int) -> Batch |
 
 
 def _read(schema: Schema, group: bytes) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.float32]] | None:
-    """Keys, lengths int64 [F, n] and numbers float32 [n, D]; None: they are none of this schema."""
+    """Keys, lengths int64 [F, n] and numbers float32 [n, D]; None: they are not of this schema."""
     try:
         found = msgspec.msgpack.decode(group, type=_Probes)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

@@ -106,7 +106,7 @@ class Sampler:
 
 
 def _uniform(partitions: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """From 0 to 1, by splitmix64 (Steele, Lea and Flood, OOPSLA 2014), of where a sample stands."""
+    """Numbers from 0 to 1 from the places of samples, by splitmix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     with np.errstate(over="ignore"):
         x = offsets.astype(np.uint64) + partitions.astype(np.uint64) * np.uint64(0xD1342543DE82EF95)
         x = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)

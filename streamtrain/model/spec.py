@@ -186,11 +186,11 @@ class Spec:
         return [what for what in mine if mine[what] != theirs[what]]
 
     def check_fit(self, wanted: "Spec", whose: str) -> None:
-        """Whether a model file can go on learning what was learned by this one.
+        """Whether a model file can continue what was learned by this one.
 
         Args:
             wanted: of the model file.
-            whose: who has learned it, such as the address of a shard.
+            whose: where it was learned, such as the address of a shard.
 
         Raises:
             ModelMismatch: it cannot; the message says what differs, and the way out.
@@ -223,14 +223,14 @@ class Spec:
 
     @property
     def _embedding_optimizer(self) -> _OptimizerAbout:
-        """That of tables without one of their own; earlier releases did not say which: that of the first table."""
+        """The optimizer of tables without one of their own; of earlier releases, that of the first table."""
         found: _OptimizerAbout | None = self.about.get("embedding_optimizer")
         first = (self.tables or [self.dense_optimizer])[0]
         return found or {"optimizer": first["optimizer"], "rate": first["rate"]}
 
     @property
     def own_rates(self) -> tuple[float | None, ...]:
-        """By table the learning rate of the optimizer of its own; None: it has that of the model."""
+        """For each table, the learning rate of its own optimizer; None: it uses that of the model."""
         model = self._embedding_optimizer
         return tuple(
             None if all(one[name] == value for name, value in model.items()) else one["rate"] for one in self.tables

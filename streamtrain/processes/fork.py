@@ -1,4 +1,4 @@
-"""Forks: a changed model that begins with what another has learned, and learns the same stream beside it."""
+"""Forks: a changed model that begins with what another has learned, and learns the same stream in parallel."""
 
 import os
 import re
@@ -117,7 +117,7 @@ def fork(
     allow: Collection[str] = (),
     show: Callable[["Evolution"], None] = lambda _: None,
 ) -> Forked:
-    """Prepares a fork: its first checkpoint, and a folder of its name with its settings. The parent goes on.
+    """Prepares a fork: its first checkpoint, and a folder of its name with its settings. The parent keeps running.
 
     Args:
         parent: the cluster.
@@ -170,7 +170,7 @@ def fork_settings(parent: Parent, name: str, folder: Path, location: str, given:
         given: settings that override these, by dotted key.
 
     Raises:
-        ConfigError: the name is no name, or a setting is wrong or missing.
+        ConfigError: the name is invalid, or a setting is wrong or missing.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"NAME must be letters, digits, dots, dashes and underscores, not {name!r}")
@@ -211,7 +211,7 @@ def _checkpoints(parent: Parent, name: str, folder: Path) -> str:
 
 
 def _own_addresses(parent: Parent, given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Of processes on the machine of the parent; `up` chooses those of shards and coordinator by itself."""
+    """Addresses of processes on the parent's machine; `up` chooses those of shards and coordinator itself."""
     settings = parent.settings
     if not parent.is_local:
         needed = ["ps.addresses", *(["coordinator.address"] if settings.coordinator.address else [])]
@@ -250,7 +250,7 @@ def _is_set(settings: Settings, key: str) -> bool:
 
 
 def _refuse_taken(parent: Parent, settings: Settings, folder: Path) -> None:
-    """Raises if anything of the fork is somebody else's.
+    """Raises if anything of the fork belongs to another cluster.
 
     Raises:
         ConfigError: it is.

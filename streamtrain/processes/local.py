@@ -232,7 +232,7 @@ def kept_secrets(settings: Settings, given: Mapping[str, str]) -> Iterator[Path]
 
 
 def _passwords(given: Mapping[str, str]) -> dict[str, str]:
-    """Of the servers that were completed, by kind."""
+    """Passwords of the embedded servers, by kind."""
     passwords = {}
     for kind in _embedded(given):
         if kind == KAFKA:

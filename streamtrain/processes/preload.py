@@ -142,7 +142,7 @@ class Preloader:
 
     @property
     def pid(self) -> int:
-        """Of the preloader."""
+        """Id of the preloader's process."""
         return self._process.pid
 
     def _start(self) -> None:

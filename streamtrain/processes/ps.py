@@ -168,7 +168,7 @@ class PsProcess:
     def _controls(
         self, addresses: Sequence[str], settings: Settings, security: Security, own: str, timeout: float = 10.0
     ) -> list[Control]:
-        """Of all shards; that of this process needs no socket."""
+        """Controls of all shards; that of this process needs no socket."""
         places = connect_shards(addresses, settings.ps, security, lambda channel: None)
         return [
             LocalControl(self.node, own) if i == self.node.index else open_control(place, metadata(security), timeout)

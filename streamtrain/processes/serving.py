@@ -293,7 +293,7 @@ def _config(settings: Settings, place: Place | None, failed: Mapping[str, str]) 
 
 
 def _controls(settings: Settings, followers: Sequence[RegistryUpdater]) -> dict[str, RedisTraffic]:
-    """Of the traffic of each model, by the name under which it is served."""
+    """Controls of the traffic of each model, by the name under which it is served."""
     if not settings.publish.url:
         return {}
     names = [one.registry.model.name for one in followers]

@@ -55,7 +55,7 @@ EXIT_NOT_DRAINED = 3
 
 @contextmanager
 def _abandoning(stopped: threading.Event) -> Iterator[None]:
-    """Once stopped, an unreachable service is no error: other workers learn what is in flight."""
+    """Once stopped, an unreachable service is not an error: other workers learn what is in flight."""
     try:
         yield
     except (ShardUnavailable, SourceUnavailable) as exc:

@@ -6,7 +6,7 @@ from streamtrain.ps.shard import Shard
 
 
 class Snapshot(Protocol):
-    """A moment of a shard, taken without copying it, to be written while training goes on."""
+    """A moment of a shard, taken without copying it, to be written while training continues."""
 
     def write(self, epoch: int) -> str:
         """Writes it and describes the files, as JSON.
@@ -29,7 +29,7 @@ class CheckpointStore(Protocol):
     digest: str
 
     def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
-        """The shard as of the newest good checkpoint, and that one's epoch; None: there is none."""
+        """The shard in the newest intact checkpoint, and its epoch; None: there is none."""
 
     def snapshot(self, shard: Shard, full: bool) -> Snapshot:
         """Takes a snapshot; nothing is pushed meanwhile. Not `full`: only of what changed since the one before."""
@@ -43,7 +43,7 @@ class Publisher(Protocol):
 
         Args:
             shard: which one.
-            generation: of the lease under which it has published; 0: none, which is not looked at.
+            generation: of the lease under which it has published; 0: none, which is not checked.
 
         Raises:
             TakenOver: another cluster does.

@@ -29,9 +29,9 @@ class Node:
         checkpoints: where it is saved; None: nowhere.
         publisher: of what it has learned; None: it has none.
         pairing: with the other process of the shard; None: it has no backup.
-        freeze_patience: seconds for which pushes are held back at most, should who asked for it be gone.
+        freeze_patience: maximum seconds for which pushes are held back, in case the caller is gone.
         cut_patience: seconds to wait for the clock of a cut.
-        write_patience: seconds for which a cut is kept that nobody asks to write: what changes is copied for it.
+        write_patience: seconds for which a cut is kept without a request to write it: what changes is copied for it.
 
     Attributes:
         counters: what happened, by name.
@@ -223,7 +223,7 @@ class Node:
             self._overdue = None
 
     def write(self, epoch: int) -> str:
-        """Writes the snapshot that `cut` took; training goes on meanwhile. Returns a description of the files, as JSON.
+        """Writes the snapshot that `cut` took, while training continues. Returns a description of the files, as JSON.
 
         Raises:
             CheckpointError: the files cannot be written; the next checkpoint will be a full one.
@@ -251,11 +251,11 @@ class Node:
         Args:
             number: of the publication.
             layout: of a full one.
-            generation: of the lease of who asks; 0: none.
+            generation: of the caller's lease; 0: none.
 
         Raises:
             ShardRefused: the node publishes nowhere.
-            TakenOver: another cluster publishes; if it goes on with the same run, the shard is not trained any more.
+            TakenOver: another cluster publishes; if it continues the same run, the shard is not trained any more.
             PublicationError: it cannot be written.
         """
         self._of_publisher()
@@ -263,7 +263,7 @@ class Node:
         try:
             self.check_lease()
             part = self._of_publisher().write(self.shard, number, layout)
-            self.shard.check_not_fenced()  # as of checkpoints
+            self.shard.check_not_fenced()  # as for checkpoints
             self.published = number
             return part
         except Exception:

@@ -404,7 +404,7 @@ class Shard:
             return clock
 
     def cut(self, target: Clock, patience: float, mark: Callable[[], None]) -> tuple[dict[int, int], bool]:
-        """Admits only pushes up to `target`, calls `mark` once the clock is there, then admits all pushes again.
+        """Admits only pushes up to `target`, calls `mark` once the clock has reached it, then admits all pushes again.
 
         Args:
             target: the clock at which to cut.

@@ -152,7 +152,7 @@ class Shards:
 
         Any number of workers may do so at the same time: an empty shard takes the first run that it is given, and all
         go by what shard 0 has taken. A shard that was lost without a checkpoint so starts again where the run did; also
-        if all were lost, as who has agreed on a run before does not begin another one.
+        if all were lost, as a process that has agreed on a run before does not begin another one.
 
         Raises:
             ShardUnavailable: a shard cannot be reached: what it holds might be the run.
@@ -226,7 +226,7 @@ class Shards:
         return claimed
 
     def supersede(self, by: Incarnation, reason: str) -> None:
-        """Stops all shards, as another copy of the cluster goes on; raises ShardUnavailable as `claim`."""
+        """Stops all shards, as another copy of the cluster continues; raises ShardUnavailable as `claim`."""
         for control in self.controls:
             control.supersede(by, reason)
 

@@ -63,12 +63,12 @@ class Cluster:
 
     @property
     def own_address(self) -> str | None:
-        """The address of the shard that this process is; None: it is no shard."""
+        """The address of the shard that this process is; None: it is not a shard."""
         return self.ps[self.task.index] if self.task is not None and self.task.type == "ps" else None
 
     @classmethod
     def of_addresses(cls, text: str) -> Self:
-        """From addresses of all shards, separated by commas.
+        """Topology from the addresses of all shards, separated by commas.
 
         Raises:
             ConfigError: as for the class.
@@ -78,7 +78,7 @@ class Cluster:
 
     @classmethod
     def of_tf_config(cls, text: str) -> Self:
-        """From the JSON that schedulers of TensorFlow's parameter-server jobs put into TF_CONFIG.
+        """Topology from the JSON that schedulers of TensorFlow's parameter-server jobs put into TF_CONFIG.
 
         Task "ps" i is shard i. The chief (or "master", its older name) is worker 0, and the workers follow it; without
         one, worker i is worker i. Evaluators and jobs of other names are passed over, unless this process is one.
@@ -101,7 +101,7 @@ class Cluster:
 
     @classmethod
     def of(cls, addresses: Sequence[str], tf_config: str | None) -> Self:
-        """From whatever is given: explicit addresses go before those of TF_CONFIG, which still says what this one is.
+        """Topology from what is given: addresses take precedence over TF_CONFIG, which still names this task.
 
         Where the two differ, which is logged as a warning, the scheduler has started other shards than are spoken to.
 

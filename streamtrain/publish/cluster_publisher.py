@@ -37,7 +37,7 @@ from streamtrain.store.redis.log import WriteToken
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_ROOM = 2  # a full publication lays tables out for so many times their rows
+_ROOM = 2  # a full publication lays tables out for this multiple of their rows
 _MIN_ROWS = 10_000
 _COUNT_SECONDS = 10.0  # between two counts of the rows in Redis, at least
 
@@ -51,7 +51,7 @@ class Publications:
         dtype: of rows as they are published.
         gate: what a publication must meet.
         figures: gives those of the window, by label; publications bear them.
-        lease: of the model's name; None: nobody else can publish it.
+        lease: of the model's name; None: no other process can publish it.
         now: seconds of a clock that never goes back.
     """
 
@@ -128,7 +128,7 @@ class Publications:
         """Notices that Redis has lost rows; then everything is published anew.
 
         A node that has started again may have all that it had, or nothing, or what it had a while ago: only comparing
-        tells. What is lost by a node that goes on, as somebody deletes it, is found by counting now and then.
+        tells. What a node loses while it keeps running, such as a deleted key, is found by counting now and then.
         """
         kept, head = self._dictionaries.look(), self._dictionaries.head()
         if self._full or head is None or head.run != run:
@@ -184,7 +184,7 @@ class Publications:
     def verify(self) -> HeadComparison:
         """Compares the head's rows in Redis with those of the shards; nothing may be published meanwhile.
 
-        Shards go on learning: rows that have changed since are left out. A shard that does not know what of it is
+        Shards keep learning: rows that have changed since are left out. A shard that does not know what of it is
         published, as it has just begun or as the head has another part of it, has everything published anew before.
         If anything differs, the next publication is a full one.
 
@@ -259,7 +259,7 @@ class Publications:
         """Writes all parts and commits them; None: a full publication is needed instead."""
         layout = self._begin(statuses) if full else None
         text = layout.to_json() if layout else ""
-        if self._bad is not None:  # alone and first: what the others would write is in vain if it is still bad
+        if self._bad is not None:  # alone and first: if it is still bad, what the others would write is useless
             self._check_finite(number, [self._controls[self._bad].publish(number, text, self._generation)])
         answers = self._check_finite(number, self._ask(lambda control: control.publish(number, text, self._generation)))
         for answer in answers:
@@ -430,7 +430,7 @@ class PublicationSchedule:
 
     @contextmanager
     def _alone(self, patience: float) -> Iterator[None]:
-        """While nobody else publishes."""
+        """While no other process publishes."""
         if not self._lock.acquire(timeout=patience):
             raise ShardError(f"another publication has been under way for {patience:g} s")
         try:

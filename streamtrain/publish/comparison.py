@@ -98,7 +98,7 @@ def compare(publication: Publication, buckets: Buckets, answers: Sequence[Any]) 
     Raises:
         ShardError: an answer does not fit the dictionary.
         OriginUnavailable: Redis does not answer.
-        PublicationCorrupt: a bucket holds what are no rows.
+        PublicationCorrupt: a bucket holds what are not rows.
     """
     tables = {}
     for table, layout in buckets.layout.tables.items():
@@ -126,7 +126,7 @@ def compare(publication: Publication, buckets: Buckets, answers: Sequence[Any]) 
 
 
 def _sum_shards(table: str, buckets: int, answers: Sequence[Any]) -> tuple[BucketChecksums, NDArray[np.uint64]]:
-    """Of a table the sums over all shards, and the keys that are in none of them, ascending."""
+    """The sums of a table over all shards, and the keys that are in none of them, ascending."""
     total = empty_checksums(buckets)
     changing = [np.empty(0, np.uint64)]
     for shard, answer in enumerate(answers):

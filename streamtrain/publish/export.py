@@ -202,7 +202,7 @@ class Export:
         try:
             yield
         except BaseException:
-            for name in self._files:  # not the folder: somebody may have put something else there meanwhile
+            for name in self._files:  # not the folder, which may contain other files by now
                 self._directory.delete(name)
             raise
 

@@ -9,7 +9,7 @@ from streamtrain.errors import GateClosed
 from streamtrain.settings.groups import GateSettings
 
 Figures = Mapping[str, Mapping[str, float | None]]
-"""By label the windowed figures of progressive validation; None where one is not defined."""
+"""Windowed figures of progressive validation by label; None where one is not defined."""
 
 
 def check_gate(gate: GateSettings, name: str, figures: Figures, baseline: Figures | None = None) -> None:
@@ -76,7 +76,7 @@ class _Slot(NamedTuple):
 
 
 class Baseline:
-    """Of each figure the best of the publications of an hour, so that it does not go downhill with a model that does.
+    """The best of each figure over the publications of an hour, so that it does not decline with the model.
 
     The hour ends with the last publication that was let through: what is held back for longer does not become good.
     Kept by the minute. Windows of fewer samples than the gate compares are left out, as a small one may be good by
@@ -109,7 +109,7 @@ class Baseline:
         self.add(figures)
 
     def figures(self) -> Figures:
-        """By label the best figures, and the samples of the largest window among them."""
+        """The best figures by label, and the samples of the largest window among them."""
         found: dict[str, dict[str, float]] = {}
         for slot in self._slots:
             for label, best in slot.best.items():

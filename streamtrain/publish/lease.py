@@ -17,11 +17,11 @@ from streamtrain.store.redis.model import RedisModel
 logger = logging.getLogger(__name__)
 
 SECONDS = 15.0
-"""For which a lease is in force after the last sign of who has it."""
+"""How long a lease is in force after its holder last renewed it."""
 
 
 class Lease:
-    """The lease as its holder knows it, who leads the shards. Thread-safe.
+    """The lease as its holder, the publisher of the cluster, knows it. Thread-safe.
 
     Args:
         host: of this process, for messages; None: its name in the network.
@@ -86,5 +86,5 @@ class LeaseWatch:
         except TakenOver as exc:
             if exc.same_run:  # the shard is fenced
                 self._task.stop()
-        except PublicationError as exc:  # Redis is unreachable: nobody can have taken it over
+        except PublicationError as exc:  # Redis is unreachable: it cannot have been taken over
             logger.debug("checking the lease failed: %s", exc)

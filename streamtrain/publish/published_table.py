@@ -124,7 +124,7 @@ def row_sums(tables: Iterable[PublishedTable], layout: Layout, in_vain: Iterable
     """Checksums by bucket, `RowSums` of schemas/ps.proto.
 
     Rows are read first, and what has changed afterwards. So a row that is not as it was published is among the latter:
-    it is left out, and its key is told.
+    it is left out, and its key is reported.
 
     Args:
         tables: of the shard, as they are published.
@@ -157,7 +157,7 @@ def _of_table(table: PublishedTable, layout: Layout, written: list[Keys]) -> Any
 
 
 def empty_checksums(buckets: int) -> BucketChecksums:
-    """Of so many buckets without rows."""
+    """The checksums of buckets without rows."""
     return BucketChecksums(np.zeros(buckets, np.uint32), np.zeros(buckets, np.uint64))
 
 

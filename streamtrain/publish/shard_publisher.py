@@ -128,10 +128,10 @@ class ShardPublisher:
 
 
 def _parse_layout(text: str, shard: Shard) -> Layout:
-    """What whoever leads has sent.
+    """What the cluster's publisher has sent.
 
     Raises:
-        ShardRefused: it is no layout, or one of other tables than the shard's.
+        ShardRefused: it is not a layout, or its tables are not the shard's.
     """
     try:
         layout = Layout.from_json(text)

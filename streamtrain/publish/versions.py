@@ -151,7 +151,7 @@ class VersionControl:
         return self._versions.head() if version is None else self._found(version)
 
     def _good(self) -> Figures | None:
-        """Of what is served, unless that is damaged: then there must be a way out."""
+        """The figures of what is served; None if that is damaged, so that it can be replaced."""
         try:
             served = self.served()
         except PublicationCorrupt as exc:
@@ -179,14 +179,14 @@ _PATIENCE = 10.0
 class VersionSchedule:
     """Makes versions in a thread of its own, as to copy a head may take long; what fails is tried again.
 
-    The interval begins with the last version, whoever has made it, and with the start where there is none. A head that
+    The interval begins with the last version, however it was made, or with the start where there is none. A head that
     has a version already gets no other.
 
     Args:
         versions: where they are made.
         head: gives what is published last.
         every: seconds from one to the next.
-        keep: of them are kept, beside those that labels and servers use.
+        keep: of them are kept, in addition to those that labels and servers use.
         count: called with "versions_made" or "versions_failed" for each.
         now: seconds since the epoch.
     """
@@ -220,7 +220,7 @@ class VersionSchedule:
         self._task.start()
 
     def stop(self) -> None:
-        """Ends; a version that is being made is waited for, but not for long: what is there of it nobody sees."""
+        """Ends; waits briefly for a version that is being made; a part of one is never visible."""
         self._task.close(_PATIENCE)
 
     def _make_if_due(self) -> float:

@@ -96,7 +96,7 @@ class Registry:
 
     @property
     def labels(self) -> dict[str, int]:
-        """Version by label, as of the last `refresh_labels`."""
+        """Version by label, at the last `refresh_labels`."""
         return dict(self._labels)
 
     def find(self, version: Version) -> Predictor | None:

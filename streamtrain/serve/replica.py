@@ -1,8 +1,8 @@
 """Replica: the rows and weights of one publication in this process; of the head, of one publication after another.
 
 A reader never sees two publications mixed, and never waits for long. A step of the head may hold any number of rows,
-so it is applied in parts, between which predictions go on. Before a part of the rows is overwritten, what they were is
-put aside, and whoever reads meanwhile gets them from there; when all parts are in, the weights, the publication and the
+so it is applied in parts, between which predictions continue. Before rows are overwritten, their values are put
+aside, and predictions read them from there; when all parts are in, the weights, the publication and the
 end of that aside come at once. A second copy of all rows would do the same for twice the memory.
 """
 
@@ -42,7 +42,7 @@ class Replica:
         self._tensors: Any = None
         self._aside: dict[str, Table] = {}
         self._lock = threading.Lock()
-        self._stepping = threading.Lock()  # held by who applies a step, and by who must not see one half applied
+        self._stepping = threading.Lock()  # held while a step is applied, and by readers that must not see half of one
 
     @property
     def fault(self) -> str:

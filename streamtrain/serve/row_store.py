@@ -94,7 +94,7 @@ class RowStore(Protocol):
         """
 
     def found(self, plan: Plan) -> dict[str, tuple[int, int]]:
-        """By table, how many of a plan's keys have a row, and for how many that is known."""
+        """For each table, how many of a plan's keys have a row, and for how many that is known."""
 
     def checksums(self) -> Checksums | None:
         """Checksums of all rows; blocks steps meanwhile. None: not all rows are held."""

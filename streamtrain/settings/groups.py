@@ -128,8 +128,8 @@ class ServeSettings(Group):
         models: published models to serve side by side, each under its `publish.model`: a table of names and the model
             file of each, "" for the file that `model` names; or the names alone, separated by commas. Empty: one
             model, that of `publish.model`.
-        traffic: percentages of the requests by arm, as of `streamtrain traffic`, of the first model, until somebody
-            sets others; empty: all requests go to what is served.
+        traffic: percentages of the requests by arm, as for `streamtrain traffic`, of the first model, until others are
+            set; empty: all requests go to what is served.
         routing_key: field of an instance whose value decides on the arm where a request has no `x-routing-key`; None:
             such requests are divided at random.
         version: "prod": the version with this label, else the head; a number or "head": that version, whatever is

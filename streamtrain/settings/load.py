@@ -23,7 +23,7 @@ __all__ = ["DEFAULT_FILE", "PREFIX", "Settings", "load_settings", "settings_with
 DEFAULT_FILE = Path("streamtrain.toml")
 PREFIX = "STREAMTRAIN_"
 
-# Variables that are no settings: the servers that the tests require, which processes started by tests inherit; and the
+# Variables that are not settings: the servers that the tests require, which processes started by tests inherit; and the
 # build of the native core to load (_native/bind_arch.cc).
 _NOT_SETTINGS = frozenset({f"{PREFIX}REQUIRE", f"{PREFIX}ARCH"})
 

@@ -94,7 +94,7 @@ def kept_service_file(settings: Settings, folder: Path) -> Iterator[Path]:
 @contextmanager
 def write_private(path: Path) -> Iterator[int]:
     """Opens a new file that only this user can read."""
-    path.unlink(missing_ok=True)  # one that is there may be open to others
+    path.unlink(missing_ok=True)  # an existing one may be open to others
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         yield file

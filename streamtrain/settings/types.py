@@ -95,7 +95,7 @@ def _start(value: Any) -> str:
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).isoformat()
 
 
-_TYPED = (Strict(), BeforeValidator(_parse_text))  # '8' is no number in a file
+_TYPED = (Strict(), BeforeValidator(_parse_text))  # '8' is not a number in a file
 
 Addresses = Annotated[tuple[str, ...], BeforeValidator(_addresses)]
 HostNames = Annotated[tuple[str, ...], BeforeValidator(_host_names)]

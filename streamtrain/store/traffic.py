@@ -94,5 +94,5 @@ def check_weights(weights: Mapping[str, float]) -> None:
 
 
 def describe_weights(weights: Mapping[str, float]) -> str:
-    """Such as "prod=95 canary=5"."""
+    """The weights as text, such as "prod=95 canary=5"."""
     return " ".join(f"{name}={weight:g}" for name, weight in weights.items())

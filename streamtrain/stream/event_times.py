@@ -42,7 +42,7 @@ def shift_times(to: str, field: str, samples: SampleFile, limit: Callable[[Itera
 
 
 def with_time(message: bytes, field: str, new: Callable[[float | None], float | None]) -> bytes:
-    """A JSON message with another event time, in seconds; unchanged if it is no object, or has no time to go by.
+    """A JSON message with another event time, in seconds; unchanged if it is not an object, or has no event time.
 
     Args:
         message: the message.

@@ -152,7 +152,7 @@ class SampleFile:
         return (message for block in self.blocks() for message, _, _ in block.samples)
 
     def opened(self) -> Iterator[bytes]:
-        """As `messages`, but errors at the file's beginning are raised now.
+        """Like `messages`, but errors at the file's beginning are raised now.
 
         Raises:
             ConfigError: as `blocks`; or there are no samples.

@@ -62,7 +62,7 @@ class Rate:
 
 
 class EventTime:
-    """As far apart as the events were; late ones, and those without a time, at once.
+    """Messages as far apart as the events were; late ones, and those without a time, at once.
 
     Args:
         speed: seconds of event time that pass in a second.
@@ -115,7 +115,7 @@ class Produced(NamedTuple):
     seconds: float
 
     def as_dict(self) -> dict[str, object]:
-        """As the command line prints it."""
+        """The figures that the command line prints."""
         per_second = round(self.messages / self.seconds) if self.seconds else 0
         return self._asdict() | {"seconds": round(self.seconds, 3), "messages_per_s": per_second}
 

@@ -196,7 +196,7 @@ class Stream(Protocol):
         """Committed positions of a group, of partitions that have one. Errors as `bounds`."""
 
     def at(self, seconds: float) -> dict[int, int]:
-        """By partition the offset of the first message at or after a time, in seconds since the epoch; else the end.
+        """The offset of the first message at or after a time (seconds since the epoch), else the end, by partition.
 
         Errors as `bounds`, and SourceRefused of services that do not keep times.
         """

@@ -171,7 +171,7 @@ def _changes(rows: Rows, gone: Mapping[str, NDArray[np.uint64]]) -> list[RowChan
 
 
 def _changed(before: tuple[NDArray[np.uint64], Floats] | None, change: RowChange) -> tuple[NDArray[np.uint64], Floats]:
-    """The rows of a table after a change: of a key that is there twice, the later one."""
+    """The rows of a table after a change: of a key that occurs twice, the later one."""
     keys, rows = change.keys, change.rows
     if before is not None:
         keys = np.concatenate([before[0], keys])

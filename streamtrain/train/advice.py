@@ -1,7 +1,7 @@
 """Advice: what keeps a model from learning a stream, found while it learns, with the way out in words.
 
 A learning curve and a few statistics of samples and predictions are kept for that: they cost a few percent of a
-learner's time at most, as a feature that has been seen to vary is not looked at again.
+learner's time at most, as a feature that has been seen to vary is not checked again.
 """
 
 import math
@@ -20,7 +20,7 @@ from streamtrain.train.progressive import CLIP, Metrics
 Floats = NDArray[np.float32]
 
 POINTS = 128
-"""Of a learning curve at most; then neighbours are merged."""
+"""Maximum number of points of a learning curve; then neighbours are merged."""
 
 _FIRST_SEGMENT = 128  # samples
 _FEW_SAMPLES = 100  # below which nothing is constant

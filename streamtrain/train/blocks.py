@@ -4,7 +4,7 @@ Block k of a partition has its offsets from k * size to (k + 1) * size - 1. Its 
 the predictions that were made before their samples were learned. They come out the same whatever is killed or rewound:
 
 * The predictions of blocks that are not stored yet travel with each push, and every shard keeps them with its clock,
-  also in its checkpoints and its backup: whoever goes on from a clock has the predictions up to it.
+  also in its checkpoints and its backup: a worker that continues from a clock has the predictions up to it.
 * After a rewind, predictions are taken from the shard that has most of them. Samples that any shard has learned are not
   predicted again: these predictions would know the label.
 * A block is handed over when it is complete and the shards have acknowledged all of it, and may be handed over again:

@@ -137,7 +137,7 @@ class Intake(Offsets, Protocol):
     """Where a loop takes its batches from."""
 
     def open(self, listener: Listener) -> None:
-        """Joins the consumer group; the listener is told which partitions it has."""
+        """Joins the consumer group; the listener learns which partitions it has."""
 
     def poll(self, max_messages: int, seconds: float) -> None:
         """Fetches up to `max_messages` more samples, or waits for some; meanwhile the listener may be called."""

@@ -256,7 +256,7 @@ class MicroStep:
     def _arguments(
         self, shape: Shape, micro: MicroPlan, pulled: PendingPull, room: RowBuffers, batch: Batch
     ) -> list[Any]:
-        """Of the graph of a shape, in the order of `MicroGraph._packing`."""
+        """Arguments of the graph of a shape, in the order of `MicroGraph._packing`."""
         steps, size, n = shape.steps, self.size, len(batch)
         # Each argument has a fixed cost, so small ones are packed into two: one of floats, one of integers.
         rates = pulled.rates or self._spec.first_rates

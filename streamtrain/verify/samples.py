@@ -136,7 +136,7 @@ class ShardTrainer(Trainer):
 
 
 TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "int8": 2e-2}
-"""By dtype of publications, how far predictions of one state may be apart: |a - b| / max(1, |a|)."""
+"""How far predictions of one state may be apart, by dtype of publications: |a - b| / max(1, |a|)."""
 
 _INSTANCES, _BYTES = 512, 4 << 20  # of a request
 _LATE = 412
@@ -171,7 +171,7 @@ class SamplesComparison(NamedTuple):
         return None if self.tolerance is None else self.largest <= self.tolerance
 
     def to_json(self) -> dict[str, Any]:
-        """As values of JSON; a difference is None if a prediction is not finite."""
+        """The figures as values of JSON; a difference is None if a prediction is not finite."""
         apart = {name: at if math.isfinite(at := getattr(self, name)) else None for name in ("largest", "mean")}
         return self._asdict() | apart | {"agrees": self.agrees}
 
@@ -185,7 +185,7 @@ def compare_samples(
     *,
     tolerance: float | None = None,
 ) -> SamplesComparison:
-    """Predicts samples, messages of JSON, by both, and compares. What learns goes on learning.
+    """Predicts samples, messages of JSON, by both, and compares. Training continues.
 
     Args:
         model: of both.
@@ -240,7 +240,7 @@ class _Both:
         try:
             self._endpoint.predict(self._model.name, [message], x_min_offset=wanted)
         except EndpointError as exc:
-            if exc.status != _LATE:  # it serves a version, or learning goes on
+            if exc.status != _LATE:  # it serves a version, or training continues
                 raise
 
     def _served(self, messages: list[bytes]) -> Floats:
@@ -282,7 +282,7 @@ def _parts(messages: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _publication(origin: Origin | None, answered: set[tuple[str, str]]) -> Publication | None:
-    """What a server predicted by, if it is one publication that is there still."""
+    """What a server predicted by, if it is one publication that still exists."""
     if origin is None or len(answered) != 1:
         return None
     ((version, number),) = answered

@@ -13,7 +13,7 @@ from streamtrain.serve.replica import Replica
 from streamtrain.store.publication import Origin, Publication
 
 _TRIES = 3  # of loading the head, which may be replaced
-_PAUSE = 0.2  # seconds between two looks at a server that is behind
+_PAUSE = 0.2  # seconds between polls of a server that is behind
 
 
 class ServedComparison(NamedTuple):

@@ -162,7 +162,7 @@ def test_files_that_could_be_cut_short_are_not_taken() -> None:
     os.truncate(open_to_changes, size)
     try:
         for fd in (reading, writing, open_to_changes):
-            with pytest.raises(ValueError, match="is no lane"):
+            with pytest.raises(ValueError, match="not a lane"):
                 Lane.take(fd, lane.nonce)
     finally:
         for fd in (reading, writing, open_to_changes):

@@ -121,7 +121,11 @@ def test_one_is_killed_and_comes_back(start: Callable[..., Server]) -> None:
             assert server.process.poll() is None, server.log.read_text()
             return all(line in metrics_of(one) for one in scrapes)
 
-        until(lambda: all_serve("head"), PATIENCE)
+        def users() -> list[str]:
+            leases = published.server.call("ZRANGE", published.model.keys.holds, 0, -1)
+            return [name.decode() for name in leases]
+
+        until(lambda: all_serve("head") and len(users()) == 2, PATIENCE)
         asking = threading.Thread(target=keep_asking)
         asking.start()
         (killed,) = server.pids(0)
@@ -140,8 +144,7 @@ def test_one_is_killed_and_comes_back(start: Callable[..., Server]) -> None:
         assert failed == []
         server.process.terminate()
         assert server.process.wait(PATIENCE) == 0, server.log.read_text()
-        users = [name.decode() for name in published.server.call("ZRANGE", published.model.keys.holds, 0, -1)]
-        assert users == [f"0:{socket.gethostname()}:{killed}"], users  # until it expires
+        assert users() == [f"0:{socket.gethostname()}:{killed}"]  # until it expires
         published.server.close()
 
 

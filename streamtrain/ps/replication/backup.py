@@ -122,7 +122,7 @@ class BackupShard:
         """Has the node take over, if it is not primary already.
 
         Raises:
-            ShardUnavailable: it lacks something, or the primary is there.
+            ShardUnavailable: it lacks something, or the primary is up.
         """
         with self._lock:
             if self._role.ready:

@@ -35,7 +35,7 @@ class State(Enum):
     Attributes:
         ASKING: it is being asked whether it has taken over; nothing is acknowledged.
         AWAY: it has no claim, or does not answer.
-        COPYING: it is sent everything, and has no claim until it is told that this was all.
+        COPYING: it is sent everything, and has no claim until it learns that this was all.
         IN_STEP: it has all that is acknowledged.
         RETIRED: it has taken over, or this process ends.
     """
@@ -96,7 +96,7 @@ class Replication:
         )
         self._follow = channel.stream_stream(f"/{wire.SERVICE}/Follow", response_deserializer=pb.Recorded.FromString)
         self._changed = threading.Condition()
-        self._queue: deque[tuple[int, Push | None]] | None = None  # of the stream that is there
+        self._queue: deque[tuple[int, Push | None]] | None = None  # of the stream that is connected
         self._recorded = self._applied = 0  # numbers of the last record, and of the last that the backup has applied
         self._in_step_from: int | None = None  # number of the record that says so
         self._call: Any = None
@@ -184,7 +184,7 @@ class Replication:
         """Has the backup give up its claim, for a new copy; False: it has taken over.
 
         Raises:
-            grpc.RpcError: it does not answer. The primary goes on alone.
+            grpc.RpcError: it does not answer. The primary continues alone.
         """
         request = pb.ReleaseRequest(shard=self._shard.index, shards=self._shard.shards, line=self._generation.message())
         for left in reversed(range(_SILENT)):

@@ -180,7 +180,7 @@ class NodeRole:
         self._count("backup_took_over")
 
     def retire(self, why: str) -> None:
-        """PRIMARY to RETIRED: nothing of its shard is told to anybody. In other states nothing happens."""
+        """PRIMARY to RETIRED: it answers nothing about its shard any more. No effect in other states."""
         with self._lock:
             held, self._held = self._held, None
             if held is None:

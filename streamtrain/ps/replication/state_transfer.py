@@ -14,7 +14,7 @@ from streamtrain.ps.shard import InitialState, Run, Shard
 
 
 class Generation(NamedTuple):
-    """Which of two that both believe to be primary goes on: the greater.
+    """Which of two that both believe to be primary continues: the greater.
 
     Attributes:
         begun: when the shard was restored or initialised, nanoseconds since the epoch.

@@ -54,7 +54,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 
 
 def is_gone(error: BaseException | None) -> bool:
-    """Whether a call failed as nobody listens there: the process that did has ended."""
+    """Whether a call failed because nothing listens there: the process has ended."""
     if not isinstance(error, grpc.RpcError) or error.code() is not grpc.StatusCode.UNAVAILABLE:
         return False
     return any(one in (error.details() or "") for one in ("Connection refused", "No such file or directory"))

@@ -335,7 +335,7 @@ class Servicer:
         return pb.Applied()
 
     def inspect(self, request: Any) -> Any:
-        """Tells what is known of one row beside its values."""
+        """Returns what is known of one row besides its values."""
         row = self._node.shard.inspect(request.table, request.key)
         return pb.Inspected() if row is None else pb.Inspected(found=True, count=row.learned, last_seen=row.last_seen)
 
@@ -343,7 +343,7 @@ class Servicer:
         return self._node.sums(request.number, request.layout)
 
     def read(self, request: Any) -> Any:
-        """Reads rows and slices for who is no worker."""
+        """Reads rows and slices for a caller that is not a worker."""
         self._check_count(sum(request.pull.rows))
         shard = self._node.shard
         push, pull = wire.decode_request(request, memoryview(request.bulk), wire.Sizes.of(shard), "float32")

@@ -122,7 +122,7 @@ class OpenSession:
         """What the client says, in messages of at most `limit` bytes: by its call, or through the lane if there is one.
 
         Raises:
-            ShardRefused: what is in the lane is no message.
+            ShardRefused: what is in the lane is not a message.
         """
         while self.lane is None:
             data = next(called, None)
@@ -143,7 +143,7 @@ class OpenSession:
             raise ShardRefused(str(exc)) from exc
 
     def use(self, lane: Lane) -> None:
-        """From now on messages go through a lane, which ends with the call."""
+        """Sends further messages through a lane, which ends with the call."""
         if not self.context.add_callback(lane.close):
             lane.close()
         self.lane = lane

@@ -1,4 +1,4 @@
-"""What a server tells of its predictions, and what it is told of them."""
+"""What a server reports about its predictions, and the outcomes that are reported to it."""
 
 import asyncio
 import time

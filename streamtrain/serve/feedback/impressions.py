@@ -24,7 +24,7 @@ SERVING = "serving"
 MAX_ID_BYTES = 256
 
 _ROOM = 64 << 20
-_OVERHEAD = 300  # bytes of an impression beside its instance
+_OVERHEAD = 300  # bytes of an impression besides its instance
 _PAUSE = 0.01  # seconds in which requests gather: few large steps take less time from requests than many small ones
 _PIECE = 64  # requests after which others get their turn
 _FLUSH_SECONDS = 5.0

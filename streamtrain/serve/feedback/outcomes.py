@@ -17,7 +17,7 @@ from streamtrain.serve.feedback.impressions import MAX_ID_BYTES, Fields
 from streamtrain.stream.kafka.appender import Appended, KafkaAppender
 
 WRITE_SECONDS = 5.0
-"""In which Kafka must have taken an outcome."""
+"""Time within which Kafka must have taken an outcome."""
 
 _MAX_KIND_BYTES = 64
 _PATIENCE = 1.0  # seconds beyond WRITE_SECONDS in which the client library tells that it has given up

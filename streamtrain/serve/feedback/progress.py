@@ -61,7 +61,7 @@ class JoinProgress:
         self._reading: asyncio.Task[dict[int, Joined]] | None = None
 
     async def read(self) -> dict[int, Joined]:
-        """By partition.
+        """How far each partition is joined.
 
         Raises:
             OriginUnavailable: Redis does not answer.

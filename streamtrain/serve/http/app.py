@@ -38,7 +38,7 @@ from streamtrain.shutdown import SHUTDOWN_SECONDS, end_in_time
 
 DRAIN_SECONDS = 10
 KEEP_ALIVE_SECONDS = 75
-"""That an idle connection stays open: longer than clients and load balancers keep theirs, 60 s at most by default.
+"""How long an idle connection stays open: longer than clients and load balancers keep theirs, by default 60 s at most.
 
 Otherwise some requests arrive just as the server closes their connection; the client cannot know whether they count.
 """
@@ -254,7 +254,7 @@ def serve(app: FastAPI, address: str, sockets: Sequence[socket.socket] | None = 
     server = Server(configure(app, address))
     threading.Thread(target=server.watch_exit, name="signals", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Uvicorn raises the signal again once it has restored this handler; that is no error.
+        # Uvicorn raises the signal again once it has restored this handler; that is not an error.
         signal.signal(number, server.handle_exit)
     try:
         with freeze_heap():

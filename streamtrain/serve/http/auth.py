@@ -92,7 +92,7 @@ class Tokens:
         return self._digest(token.strip()) if scheme.lower() == "bearer" else b""
 
     def _digest(self, token: str) -> bytes:
-        """Of one length for all tokens, so that comparing takes the same time for any."""
+        """A digest, as long for all tokens, so that comparing takes the same time for any."""
         return blake2b(token.strip().encode("utf-8", "surrogateescape"), key=self._salt, digest_size=32).digest()
 
     @staticmethod

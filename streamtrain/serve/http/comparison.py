@@ -29,7 +29,7 @@ class Others(Struct):
 
 
 class Compared(Struct):
-    """As `streamtrain compare --json`, see docs/compare.md."""
+    """The JSON of `streamtrain compare --json`, see docs/compare.md."""
 
     a: str
     b: str
@@ -55,7 +55,7 @@ class ComparisonView(Protocol):
     def compare(
         self, model: str, other: str, *, label: str | None, slice_of: str | None, last: str | None, points: int
     ) -> dict[str, Any]:
-        """`Compared` as JSON, with at most so many points in each course; may raise ConfigError, NothingToCompare."""
+        """`Compared` as JSON, with at most `points` points in each course; may raise ConfigError, NothingToCompare."""
 
 
 class RecentAnswers:

@@ -74,7 +74,7 @@ class PublicationSums(Struct):
 
 
 class Checksums(Struct):
-    """Of all loaded publications."""
+    """Checksums of all loaded publications."""
 
     loaded: list[PublicationSums]
 

@@ -157,7 +157,7 @@ def _column(
 
 
 def check_size(tensor: Tensor, values: int) -> None:
-    """Raises HTTPError 400 unless a tensor of this shape has so many values."""
+    """Raises HTTPError 400 unless a tensor of this shape has `values` values."""
     if values != count_values(tensor):
         raise HTTPError(400, f"input {tensor.name!r} has {values} values, which do not fill its shape {tensor.shape}")
 

@@ -28,7 +28,7 @@ class ServedModel:
 
     Args:
         registry: of its publications.
-        updater: keeps the registry up to date, and is started and closed by somebody else; None: nothing does.
+        updater: keeps the registry up to date; the caller starts and closes it. None: nothing does.
         watchdog: when what is served counts as bad.
         control: of its traffic, for all servers; None: there is none, only what is set at the start.
 
@@ -63,7 +63,7 @@ class ServedModel:
         Args:
             models: all of them.
             key: a field of instances that is the routing key where a request has no header.
-            initial: its traffic as long as nobody has set any.
+            initial: its traffic until one is set.
         """
         self._initial = initial
         self._meet([one for one in models if {*self.labels} <= {*one.labels}], key)
@@ -78,7 +78,7 @@ class ServedModel:
             self.guard = ArmGuard(self.router, self.control, self.registry_of, self._policy)
 
     def registry_of(self, model: str) -> Registry | None:
-        """That of a model which has all of this one's labels."""
+        """The registry of a model that has all of this one's labels."""
         return self._peers[model].registry if model in self._peers else None
 
     def columns_of(self, model: str) -> list[int]:

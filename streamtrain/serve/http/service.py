@@ -35,7 +35,7 @@ from streamtrain.store.traffic import Traffic
 logger = logging.getLogger(__name__)
 
 _WATCHDOG_SECONDS = 1.0
-_SETTLING_SECONDS = 0.5  # between looks at whether a model of several has failed, of which there is no notice
+_SETTLING_SECONDS = 0.5  # between checks whether one of several models has failed, of which there is no notice
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class ServingConfig:
         grpc_listen: address of the gRPC endpoint; None: there is none.
         grpc_shares_port: whether other processes of this user may listen at the same address.
         failed: why models that should be served could not be loaded, by name.
-        traffic: of the first model, as long as nobody has set any; None: all requests go to what is served.
-        traffic_every: seconds between looks at the traffic that is set for all servers.
+        traffic: of the first model, until one is set; None: all requests go to what is served.
+        traffic_every: seconds between polls of the traffic that is set for all servers.
         routing_key: field of an instance that is the routing key of requests without the header; None: there is none.
     """
 
@@ -294,7 +294,7 @@ class Service:
     async def _predict_routed(
         self, target: Target, routed: Routed, messages: Sequence[bytes], wanted: str | None, began: float
     ) -> tuple[Predicted, dict[str, str]]:
-        """As `predict`, by an arm; the mirror gets a copy."""
+        """Like `predict`, by an arm; the mirror gets a copy."""
         model, name = target.model, routed.arm.name
         try:
             predicted, about = await self._predict(

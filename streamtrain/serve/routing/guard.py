@@ -92,7 +92,7 @@ class ArmGuard:
             return ""
         try:
             self._router.follow(self._control.stop(traffic, arm.name, WHO, why))
-        except Superseded:  # by another server, or by somebody who knows better
+        except Superseded:  # by another server, or by a person
             return ""
         self.stopped += 1
         logger.error("%s: it gets no more requests", why)

@@ -23,7 +23,7 @@ class TrafficControl(Protocol):
     """
 
     def read(self) -> Traffic | None:
-        """As it is now; None: nobody has set any."""
+        """The traffic in force; None: none has been set."""
 
     def change(
         self, weights: Mapping[str, float], who: str, why: str = "", *, mirror: str | None = None, force: bool = False
@@ -73,7 +73,7 @@ class Router:
 
     @property
     def traffic(self) -> Traffic | None:
-        """As it is followed; None: all requests go to what is served."""
+        """The traffic in force here; None: all requests go to what is served."""
         return self._traffic
 
     @property

@@ -27,7 +27,7 @@ export async function ask(path, { method = "GET", body, token = sessionStorage.g
     answer = await fetch(base + path, { method, headers, body: sent, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
     json = await answer.json();
   } catch (error) {
-    if (answer) throw new Refused(answer.status, `the answer is no JSON: ${error.message}`);
+    if (answer) throw new Refused(answer.status, `the answer is not JSON: ${error.message}`);
     throw new Refused(0, "the endpoint does not answer");
   }
   if (!answer.ok) throw new Refused(answer.status, json.error ?? `status ${answer.status}`);

@@ -64,7 +64,7 @@ class Chart {
     this.read(this.charts.at);
   }
 
-  /** Writes the values at a position, or the latest ones, beside the title. */
+  /** Writes the values at a position, or the latest ones, next to the title. */
   read(at) {
     const texts = this.lines.map(([label, values]) => {
       const value = at == null ? values.findLast((one) => one != null) : values[at];

@@ -1,4 +1,4 @@
-// The console: asks the server every second what is going on, and shows it.
+// The console: asks the server for its state every second, and shows it.
 
 import { ask } from "./api.js";
 import { Charts, WINDOW_S } from "./charts.js";
@@ -20,7 +20,7 @@ const state = { process: null, cluster: null, clusterError: "", answered: null, 
 const points = []; // what this page has seen of the process itself, for when no cluster tells its history
 const learned = { number: null, at: 0, samples: 0, rate: null };
 
-/** How fast the head goes on, from its clock at two publications. */
+/** How fast the head advances, from its clock at two publications. */
 function rateOf(head) {
   if (!head) return null;
   if (learned.number !== null && head.publication > learned.number && head.published > learned.at) {

@@ -1,4 +1,4 @@
-// Traffic: which share of the requests each arm gets, and control of it, for whoever has the admin token.
+// Traffic: which share of the requests each arm gets, and controls that need the admin token.
 
 import { ask } from "./api.js";
 import { confirmThen } from "./confirm.js";

@@ -1,4 +1,4 @@
-// Versions: what can be served, and control of it, for whoever has the admin token.
+// Versions: what can be served, and controls that need the admin token.
 
 import { ask, KEPT } from "./api.js";
 import { confirmThen } from "./confirm.js";

@@ -1,6 +1,6 @@
-"""Checkpoint: a directory to which shards write their files independently, and which is there once it is committed.
+"""Checkpoint: a directory to which shards write their files independently, and which exists once it is committed.
 
-schemas/README.md describes the files. A directory without a manifest is no checkpoint, so half of one is never read.
+schemas/README.md describes the files. A directory without a manifest is not a checkpoint, so half of one is never read.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from streamtrain.store.checkpoint.storage import Directory, FileFacts, sync
 def replacing(url: str | Path) -> Iterator[Directory]:
     """Gives a new directory to write a checkpoint to, which is at `url` when the block ends without an error.
 
-    A checkpoint that is there already is replaced if `url` is local. Elsewhere directories cannot be renamed, so `url`
+    An existing checkpoint is replaced if `url` is local. Elsewhere directories cannot be renamed, so `url`
     must be unused.
 
     Raises:
@@ -99,7 +99,7 @@ _READERS = 4  # files that are verified at a time
 
 
 class ShardFiles(TypedDict):
-    """What one shard has written; JSON-able, to be sent to whoever commits.
+    """What one shard has written; JSON-able, to be sent to the process that commits.
 
     Attributes:
         about: its own facts.
@@ -174,7 +174,7 @@ def commit(
         parts: what `write_part` has returned for every shard, in any order.
         kind: "full", or "delta" for one that holds only what changed since `base`.
         base: of a delta, the epoch number of the checkpoint before.
-        base_digest: of a delta, that one's `digest`; None: its number is all that is said of it.
+        base_digest: of a delta, that one's `digest`; None: only its number is known.
 
     Raises:
         CheckpointError: it cannot be written, it is complete already, or parts or their files are missing.

@@ -91,7 +91,7 @@ def read_rows(directory: Directory, name: str) -> Iterator[RowPart]:
     """Reads rows in parts of at most 65536.
 
     Raises:
-        CheckpointCorrupt: it is no file of rows.
+        CheckpointCorrupt: it is not a file of rows.
     """
     for batch in _read(directory, name, _expected):
         n = batch.num_rows
@@ -108,7 +108,7 @@ def read_keys(directory: Directory, name: str) -> Iterator[NDArray[np.uint64]]:
     """Reads keys in parts of at most 65536.
 
     Raises:
-        CheckpointCorrupt: it is no file of keys.
+        CheckpointCorrupt: it is not a file of keys.
     """
     for batch in _read(directory, name, lambda _: _KEYS):
         yield batch.column("key").to_numpy()

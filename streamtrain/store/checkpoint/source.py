@@ -28,7 +28,7 @@ class CheckpointOrigin:
 
     Args:
         url: the root of the epochs: a local path or any URL of fsspec. Or one checkpoint, such as a learner saves: it
-            alone is there then, as version 1 if it is no epoch.
+            alone exists then, as version 1 if it is not an epoch.
         name: of the model, which checkpoints do not say.
 
     Attributes:

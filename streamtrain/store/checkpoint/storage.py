@@ -106,7 +106,7 @@ class Directory:
 
     @contextmanager
     def create(self, name: str) -> Iterator[Output]:
-        """A new file, in place of an older one; it is there, and durable, only when the block ends without an error.
+        """A new file, in place of an older one; it exists, and is durable, only when the block ends without an error.
 
         Object stores show an object when it is complete; on other filesystems that are not local, one that could not
         be written is deleted.
@@ -175,14 +175,14 @@ class Directory:
         return True
 
     def delete(self, name: str) -> None:
-        """Deletes a file, if it is there."""
+        """Deletes a file, if it exists."""
         with self.writing(name, "delete"), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
             if self.local:
                 self._sync(Path(self._root, name))
 
     def delete_all(self) -> None:
-        """Deletes the directory with everything in it, if it is there."""
+        """Deletes the directory with everything in it, if it exists."""
         with self.writing("", "delete"), suppress(FileNotFoundError):
             self._fs.rm(self._root, recursive=True)
 

@@ -75,7 +75,7 @@ class Codec:
 
     def _quantized(self, rows: Floats) -> Bytes:
         scales = np.minimum(np.abs(rows).max(axis=1, keepdims=True) / np.float32(127), _LARGEST_SCALE)
-        # In float64, since a scale that is no normal number is far from the quotient that it stands for.
+        # In float64, since a scale that is not a normal number is far from the quotient that it stands for.
         levels = np.divide(rows, scales, out=np.zeros(rows.shape), where=scales > 0, dtype=np.float64)
         data = np.empty((len(rows), self.width), np.uint8)
         data[:, :4] = scales.astype("<f4").view(np.uint8).reshape(-1, 4)

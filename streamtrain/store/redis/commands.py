@@ -17,7 +17,7 @@ Bytes = NDArray[np.uint8]
 
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 HEX_DIGITS = 6
-"""Of a bucket in the name of its key: enough for 2^24 of them."""
+"""Digits of a bucket's number in the name of its key: enough for 2^24 buckets."""
 
 BATCH_ROWS = 1 << 13
 """Rows whose commands are made at once: they are in the cache until they are sent."""

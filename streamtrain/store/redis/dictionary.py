@@ -298,7 +298,7 @@ class RedisDictionaries:
         return head
 
     def stored(self) -> tuple[Publication, Buckets]:
-        """The head and its buckets, which are exact once all is applied and while nobody publishes.
+        """The head and its buckets, which are exact once all is applied and while nothing is published.
 
         Raises:
             FullPublicationNeeded: there is no head.

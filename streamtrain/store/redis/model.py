@@ -118,7 +118,7 @@ class RedisModel:
             raise PublicationCorrupt(f"the head of {self.name} is damaged: {exc}") from exc
 
     def lease(self) -> LeaseHeld | None:
-        """The publisher lease; None if nobody has held it yet.
+        """The publisher lease; None if it has never been held.
 
         Raises:
             PublicationCorrupt: it is damaged.

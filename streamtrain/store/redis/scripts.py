@@ -1,7 +1,7 @@
 """What runs in the Redis server, atomically. schemas/README.md describes the keys.
 
 Scripts go with every call (EVAL): they are short, and so survive restarts of the server. Each is given all of a model's
-keys that scripts touch, as of `script_keys`, then its own; they have the same hash tag. Time is the server's.
+keys that scripts touch, see `script_keys`, then its own; they have the same hash tag. Time is the server's.
 """
 
 from streamtrain.store.publication import PROD
@@ -96,7 +96,7 @@ lease(ARGV[1], ARGV[2])
 return 1
 """
 
-# Answers the lease, flat, and whether it is in force; nothing if nobody has ever had one.
+# Answers the lease, flat, and whether it is in force; nothing if there has never been one.
 LEASE = f"""{_LOOK}
 local held = redis.call('HGETALL', owner)
 if #held == 0 then return held end
@@ -105,11 +105,11 @@ held[#held + 1] = now < tonumber(redis.call('HGET', owner, 'until') or 0) and '1
 return held
 """
 
-# ARGV: generation that the cluster has had, or "0", its run, who asks, host, ms of the lease. Answers the generation
+# ARGV: generation that the cluster has had, or "0", its run, caller, host, ms of the lease. Answers the generation
 # that it has now; "" if another cluster has the lease.
 #
 # A generation is the server's time in ms when it began, but never less than one that there was. A cluster that has had
-# the last one goes on with it. One without any takes the lease over from another of the same run, as that is what it
+# the last one continues with it. One without any takes the lease over from another of the same run, as that is what it
 # was started for; of another run only if it has run out.
 HOLD_LEASE = f"""{_SMALL}
 local held = redis.call('HMGET', owner, 'generation', 'run', 'holder', 'until')
@@ -127,12 +127,12 @@ redis.call('HSET', owner, 'generation', generation, 'run', ARGV[2], 'holder', AR
 return generation
 """
 
-# ARGV: who has the lease and lets it go.
+# ARGV: the holder, which releases the lease.
 END_LEASE = f"""{_SMALL}
 if redis.call('HGET', owner, 'holder') == ARGV[1] then redis.call('HSET', owner, 'until', 0) end
 """
 
-# ARGV: shard, owner, who alone applies from now on. Answers the id up to which the shard has applied, if any.
+# ARGV: shard, owner, the only one that applies from now on. Answers the id up to which the shard has applied, if any.
 OWN = f"""{_SMALL}
 redis.call('HSET', writers, ARGV[1], ARGV[2])
 return redis.call('HGET', applied, ARGV[1])
@@ -258,7 +258,7 @@ HOLDERS = f"""{_LOOK}
 return redis.call('ZRANGE', holds, string.format('%.0f', now), '+inf', 'BYSCORE')
 """
 
-# ARGV: version, who, why. Answers who uses it, if anybody does; then nothing has happened.
+# ARGV: version, who, why. Answers the names of its users; if there are any, nothing has happened.
 DELETE = f"""{_SMALL}
 local version, users = ARGV[1], {{}}
 local all = redis.call('HGETALL', labels)
@@ -278,7 +278,7 @@ forget(place)
 return users
 """
 
-# Answers dictionaries that nobody will use any more, each with its layout, flat.
+# Answers dictionaries that will not be used any more, each with its layout, flat.
 GARBAGE = f"""{_SMALL}
 local used = {{}}
 local current = redis.call('HGET', head, 'dictionary')

@@ -1,4 +1,4 @@
-"""The traffic of a model in Redis, beside its labels: all servers follow it, and changes are in the same history."""
+"""The traffic of a model in Redis, next to its labels: all servers follow it, and changes are in the same history."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ class RedisTraffic:
         self._model, self._own = model, model.keys.model
 
     def read(self) -> Traffic | None:
-        """As it is now; None: all requests go to what is served.
+        """The traffic in force; None: all requests go to what is served.
 
         Raises:
             PublicationCorrupt: it is damaged.
@@ -43,7 +43,7 @@ class RedisTraffic:
         Raises:
             ConfigError: weights are negative, or do not add up to 100.
             TrafficRefused: there is no such arm, or a server has not loaded it. Nothing has changed.
-            Superseded: somebody else has changed it meanwhile.
+            Superseded: it has been changed meanwhile.
         """
         text = self._read()
         before = self._parsed(text) or Traffic(((Arm(PROD, self._own, PROD), 100.0),))

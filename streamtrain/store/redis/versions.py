@@ -20,7 +20,7 @@ from streamtrain.store.redis.model import Head, RedisModel
 from streamtrain.store.redis.scripts import ADD_VERSION, DELETE, HOLD, HOLDERS, LABEL, ROLLBACK, SETTING
 from streamtrain.store.redis.server import Fields, parse_fields
 
-_DROP_SECONDS = 600.0  # for which nobody else publishes a model that is being deleted
+_DROP_SECONDS = 600.0  # for which no other process publishes a model that is being deleted
 _ALL = 1_000_000  # entries of the history, which is shorter
 
 
@@ -244,7 +244,7 @@ class RedisVersions:
         return found
 
     def sums(self, layout: Layout) -> dict[str, BucketChecksums]:
-        """By table the rows and checksums of a version's buckets.
+        """Rows and checksums of a version's buckets, by table.
 
         Raises:
             PublicationCorrupt: they are gone.

@@ -214,7 +214,7 @@ def _read_long(data: bytes, at: int, _: int = 0) -> tuple[int, int]:
 def _read_block(data: bytes, at: int) -> tuple[int, int]:
     """The number of items of a block of an array or a map, and where these begin."""
     count, at = _read_long(data, at)
-    return (count, at) if count >= 0 else (-count, _read_long(data, at)[1])  # behind a negative one its bytes are told
+    return (count, at) if count >= 0 else (-count, _read_long(data, at)[1])  # -count, size
 
 
 def _read_raw(data: bytes, at: int, size: int) -> tuple[bytes, int]:

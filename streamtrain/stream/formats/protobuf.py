@@ -237,7 +237,7 @@ class MessageReader:
                 sample[name] = convert(sample[name])
         if self._map is None:
             return sample
-        # Not in the map's own order, which differs between processes, and without keys that nobody reads.
+        # Not in the map's own order, which differs between processes, and without keys that are not read.
         convert, features = self._map, message.features
         return merge_features(sample, {name: convert(features[name]) for name in self._read if name in features})
 

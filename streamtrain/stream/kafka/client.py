@@ -112,7 +112,7 @@ class ConnectionMonitor:
     Attributes:
         reason: reason for the last failed connection.
         last_failure: when the client last failed to connect, by the monotonic clock; a connection that only ended, as
-            idle ones do, is no failure.
+            idle ones do, is not a failure.
     """
 
     def __init__(self, availability: Availability, refused: Callable[[SourceRefused], None]) -> None:
@@ -352,7 +352,7 @@ class KafkaService:
         begun: float,
         patience: float,
     ) -> dict[Key, Any]:
-        """As `call`, by one client, which is not used again if that fails."""
+        """Like `call`, by one client, which is not used again if that fails."""
         admin, monitor, refusals = admin_client
 
         def limit() -> float:

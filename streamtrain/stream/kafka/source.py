@@ -255,7 +255,7 @@ class KafkaSource:
                 tell(partitions)
             except Exception as exc:  # as in _on_assign
                 self._errors.append(exc)
-            self.resume(partitions)  # librdkafka would go on with a pause where a partition comes back
+            self.resume(partitions)  # librdkafka would keep a pause where a partition comes back
             for one in partitions:
                 del self._positions[one]
 
@@ -368,7 +368,7 @@ def read_records(service: KafkaService, topic: str, wanted: Mapping[int, Bounds]
     refused: list[SourceRefused] = []
     monitor = service.monitor(refused.append)
     settings = {
-        "group.id": "streamtrain.records",  # librdkafka wants one; nothing is committed, and nobody joins
+        "group.id": "streamtrain.records",  # librdkafka wants one; nothing is committed, and no member joins
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "earliest",
@@ -386,7 +386,7 @@ def read_records(service: KafkaService, topic: str, wanted: Mapping[int, Bounds]
 
 
 def _records(service: KafkaService, consumer: Consumer, high: int, refused: list[SourceRefused]) -> Iterator[Record]:
-    """Of the partition that is assigned, up to an offset or its end, whichever comes first."""
+    """Records of the assigned partition, up to an offset or its end, whichever comes first."""
     while True:
         message = consumer.poll(REQUEST_SECONDS)
         for error in refused:

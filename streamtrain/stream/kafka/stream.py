@@ -174,7 +174,7 @@ class KafkaStream:
         return len(self._client_ids(group))
 
     def _client_ids(self, group: str) -> list[str]:
-        """Of the members of a group."""
+        """Client ids of the members of a group."""
         answer = self._service.call(
             lambda admin: admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS)
         )[group]

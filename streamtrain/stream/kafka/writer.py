@@ -19,7 +19,7 @@ _HEADER_BYTES = 10  # more than there is around a header
 _PROBE_SECONDS = 0.1
 _QUEUE_FULL_SECONDS = 0.01
 CLOSE_SECONDS = 5.0
-"""For which closing waits for a thread in librdkafka: as it waits by the wall clock, a clock that is set back makes its
+"""How long closing waits for a thread in librdkafka: as it waits by the wall clock, a clock that is set back makes its
 waits as much longer (https://github.com/confluentinc/librdkafka/issues/2145)."""
 
 

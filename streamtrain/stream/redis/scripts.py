@@ -27,7 +27,7 @@ class Keys:
         return f"{self._prefix}:stream:{partition}"
 
     def streams(self, count: int) -> list[str]:
-        """Of all partitions."""
+        """Keys of the streams of all partitions."""
         return [self.stream(partition) for partition in range(count)]
 
     def writer(self, name: str) -> str:
@@ -130,8 +130,8 @@ local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 return #redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf')
 """
 
-# Scripts of groups. KEYS: as of Keys.group. ARGV: the member, ms of its lease, then what is said below. They begin with
-# removing members whose lease has run out, but not the caller: if nobody did before, nothing has happened. They run
+# Scripts of groups. KEYS: see Keys.group. ARGV: the member, ms of its lease, then what each says below. They begin with
+# removing members whose lease has run out, but not the caller: if none did before, nothing has happened. They run
 # although the server's memory is full: readers must not lose their place because of writers.
 _GROUP = """#!lua flags=allow-oom
 local leases, jobs, owners, changes, committed, incarnation = unpack(KEYS)

@@ -223,7 +223,7 @@ class RedisSource:
 
 
 def _offset(entry: Entry) -> int:
-    """Of an entry, by its id "0-<offset + 1>"."""
+    """The offset of an entry, from its id "0-<offset + 1>"."""
     return int(entry[0][2:]) - 1
 
 
@@ -234,7 +234,7 @@ def _time(fields: Sequence[bytes]) -> int:
 
 
 def _value(fields: Sequence[bytes]) -> bytes:
-    """Of an entry written by others, whose fields come in another order; b"" without one."""
+    """The value of an entry written by others, whose fields come in another order; b"" without one."""
     return dict(zip(fields[::2], fields[1::2], strict=True)).get(b"v", b"")
 
 

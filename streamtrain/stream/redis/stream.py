@@ -69,7 +69,7 @@ class RedisStream:
         return {i: Bounds(*pair) for i, pair in enumerate(zip(low_high[::2], low_high[1::2], strict=True))}
 
     def identity(self) -> str:
-        """It is set when it is first read, and gone when all keys of the topic are deleted."""
+        """It is set when it is first read, and deleted with all keys of the topic."""
         with closing(self._server.connect()) as connection:
             self._partitions(connection)
             connection.call("SET", self._keys.identity, uuid.uuid4().hex, "NX")
