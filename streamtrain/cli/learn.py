@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamtrain.cli.options import (
+    LIST_SEPARATOR,
     BatchSize,
     FileFormat,
     ListColumns,
@@ -26,6 +27,7 @@ from streamtrain.cli.options import (
     SampleUrl,
     TextColumns,
     sample_file,
+    split_names,
 )
 from streamtrain.cli.terminal import Curve, chart, load_tensorflow, new_table, print_json
 from streamtrain.durations import parse_duration
@@ -41,7 +43,6 @@ _FIRST_LINE = 1024  # samples; each line after it stands for twice as many
 _DRAWN = {"auc": "green", "log_loss": "yellow", "mean_squared_error": "yellow", "mean_absolute_error": "green"}
 _MOST_REFUSALS = 8  # kinds that are described at the end
 _FIRST_SAMPLES = 1000  # in which text that looks like a list is searched for
-_LIST_SEPARATORS = "|;"
 _OFTEN = 0.02  # share of texts from which on a number of parts is not an exception
 
 
@@ -282,7 +283,7 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     )
     if save:
         learner.save(save)
-    advice = _advise_on_lists(made.schema, first) + learner.advice()
+    advice = _advise_on_lists(made.schema, first, split_names(text)) + learner.advice()
     for one in advice:
         console.print(Text(f"advice: {one}", "bold yellow"), soft_wrap=True)
     print_json(
@@ -308,25 +309,27 @@ def _copy_first(messages: Iterator[bytes], first: list[bytes]) -> Iterator[bytes
     yield from messages
 
 
-def _advise_on_lists(schema: Schema, messages: Iterable[bytes]) -> list[str]:
-    """Advice on fields of ids whose text looks like lists: `Comedy|Romance` here, one or three parts there."""
+def _advise_on_lists(schema: Schema, messages: Iterable[bytes], is_text: Collection[str]) -> list[str]:
+    """Advice on ids whose text looks like lists: `Comedy|Romance`, of several parts, but not always as many.
+
+    Fields that are said to be text are left out. So are other separators: a user agent has any number of semicolons.
+    """
     samples: list[dict[str, Any]] = []
     for message in messages:
         with suppress(msgspec.DecodeError, msgspec.ValidationError):  # refused when it is learned
             samples.append(msgspec.json.decode(message, type=dict[str, Any]))
+    fields = {one.field_name: None for one in schema.embedded if isinstance(one, Categorical)}
     found = []
-    for field in dict.fromkeys(one.field_name for one in schema.embedded if isinstance(one, Categorical)):
+    for field in [one for one in fields if one not in is_text]:
         texts = [value for sample in samples if isinstance(value := sample.get(field), str)]
-        for separator in _LIST_SEPARATORS:
-            lengths = Counter(text.count(separator) for text in texts)
-            if sum(count >= max(2, _OFTEN * len(texts)) for count in lengths.values()) < 2:
-                continue
-            example = next(text for text in texts if separator in text)
-            option = field if separator == "|" else f'"{field}={separator}"'
-            found.append(
-                f"field {field!r} holds text such as {example!r}, each of which is one id. If it is a list of ids, "
-                f"split it: with --lists {option} if the file is CSV or Parquet; JSON has lists itself."
-            )
+        lengths = Counter(text.count(LIST_SEPARATOR) for text in texts)
+        if sum(count >= max(2, _OFTEN * len(texts)) for count in lengths.values()) < 2:
+            continue
+        example = next(text for text in texts if LIST_SEPARATOR in text)
+        found.append(
+            f"field {field!r} holds text such as {example!r}, each of which is one id. If it is a list of ids, split "
+            f"it: with --lists {field} if the file is CSV or Parquet; JSON has lists itself."
+        )
     return found
 
 

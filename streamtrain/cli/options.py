@@ -111,6 +111,10 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+LIST_SEPARATOR = "|"
+"""What separates the elements of lists unless `--lists` says otherwise."""
+
+
 def split_lists(text: str) -> dict[str, str]:
     """The separator of each column of "genres,tags=;".
 
@@ -124,7 +128,7 @@ def split_lists(text: str) -> dict[str, str]:
     for item in text.split(","):
         name, given, separator = item.partition("=")
         if name.strip():
-            separators[name.strip()] = separator if given else "|"
+            separators[name.strip()] = separator if given else LIST_SEPARATOR
     wrong = [one for one in separators.values() if len(one) != 1 or one.isalnum() or one in '"\\[],' or ord(one) < 32]
     if wrong:
         raise ConfigError(

@@ -141,6 +141,8 @@ def verify(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
 
     if checkpoint is not None and samples is None:
         raise ConfigError("--checkpoint requires --samples FILE")
+    if samples is None and (format_ or text or lists):
+        raise ConfigError("--format, --text and --lists require --samples FILE")
     file = None if samples is None else sample_file(samples, format_, text, lists)
     token = settings.serve.admin_token or settings.serve.read_token
     seconds = parse_duration(timeout, "--timeout")

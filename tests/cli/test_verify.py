@@ -224,6 +224,8 @@ def test_what_is_not_configured_or_away_is_said(tmp_path: Path) -> None:
         assert "does not answer" in found["served"]["failed"]
         code, _, error = made.verify("--checkpoint", str(tmp_path))
         assert (code, "requires --samples" in error) == (2, True)
+        code, _, error = made.verify("--lists", "genres")
+        assert (code, "require --samples" in error) == (2, True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
