@@ -31,13 +31,15 @@ class PendingPull:
         pending: replies of the shards.
         states: buffers for optimizer state, by shard.
         awaited: by table uint8 [n], occurrences that a key still needs before its gradients are applied, if pulled.
-        source: buffers of shard 0, whose learning rates hold for the batch.
+        buffers: of all shards; the learning rates of shard 0 hold for the batch.
+        pushed: samples that the worker had pushed when it pulled.
     """
 
     rows: Floats
     parameters: Floats
     pending: Sequence[Pending[None]]
-    source: PullBuffers
+    buffers: Sequence[PullBuffers]
+    pushed: int = 0
     states: Sequence[StateBuffers] = ()
     awaited: Sequence[NDArray[np.uint8]] = ()
     slots: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))
@@ -49,7 +51,7 @@ class PendingPull:
 
         Those of one shard hold at all of them, so that a batch is learned and applied with the same ones everywhere.
         """
-        return self.source.rates
+        return self.buffers[0].rates
 
     def wait(self) -> "PendingPull":
         for reply in self.pending:
@@ -140,7 +142,7 @@ class ShardReader:
                 into.state = StateBuffers(self._dims, [a[part] for a, part in zip(awaited, parts, strict=True)], slots)
                 states.append(into.state)
             pending.append(source.pull([k[part] for k, part in zip(keys, parts, strict=True)], into, ahead))
-        return PendingPull(rows, parameters, pending, buffers[0], states, awaited)
+        return PendingPull(rows, parameters, pending, buffers, states=states, awaited=awaited)
 
     def nbytes(self, plan: Plan, *, in_steps: bool = False) -> int:
         """Upper bound of the bytes of rows or gradients that a plan exchanges with any one shard.
@@ -192,12 +194,18 @@ class Client(ShardReader):
         super().__init__(sessions, spec)
         self.spec = spec
         self._sessions = sessions
+        self._pushed = 0  # samples
 
     def join(self, progress: int | None = None) -> int:
         """Joins all shards, with the same progress at each."""
         for session in self._sessions:
             progress = session.join(progress)
         return progress or 0
+
+    def pull(self, plan: Plan, ahead: int = 0, with_state: Sequence[Floats] | None = None) -> PendingPull:
+        pulling = super().pull(plan, ahead, with_state)
+        pulling.pushed = self._pushed
+        return pulling
 
     def push(
         self,
@@ -212,7 +220,7 @@ class Client(ShardReader):
         idle: Collection[int] = (),
         refusals: Mapping[int, Refusals] = {},
         predictions: Mapping[int, bytes] = {},
-        rates: Rates | None = None,
+        pulled: PendingPull | None = None,
     ) -> PendingPush:
         """Sends every shard its part of a batch's gradients.
 
@@ -227,7 +235,9 @@ class Client(ShardReader):
             idle: other partitions that the worker has read to the end; they do not delay the expiry of rows.
             refusals: state of the bad-sample guard, by partition.
             predictions: predictions in blocks that are not stored yet, by partition.
-            rates: with which the batch was learned; None: those of the shards.
+            pulled: what the batch was learned from, with its learning rates. If other workers have pushed since, a
+                change made by several steps is averaged with theirs (`Push.averaged`). None: learning rates of the
+                shards, and no average.
         """
         if len(self._sessions) > 1:
             dense, statistics_change = _usable_or_none(dense), _whole_or_none(statistics_change)
@@ -250,10 +260,17 @@ class Client(ShardReader):
                 idle=idle,
                 refusals=refusals,
                 predictions=predictions,
-                rates=rates,
+                rates=pulled.rates if pulled else None,
+                seen=self._seen(pulled, s) if pulled else None,
             )
             pending.append(session.push(push))
+        self._pushed += plan.samples
         return PendingPush(pending)
+
+    def _seen(self, pulled: PendingPull, shard: int) -> int | None:
+        """See `Push.seen`."""
+        learned = pulled.buffers[shard].learned
+        return None if learned is None else learned + self._pushed - pulled.pushed
 
     def skip(
         self,

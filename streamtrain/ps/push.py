@@ -74,6 +74,8 @@ class Push(NamedTuple):
         predictions: predictions in blocks that are not stored yet (train/blocks.py), by partition.
         rates: learning rates with which the worker learned the batch, and with which every shard applies it; None:
             those of the shard.
+        seen: samples that the shard had learned when the worker pulled, plus the worker's own since then: what it has
+            learned beyond is of other workers, who stepped from the same state; None: unknown, or none did.
     """
 
     spans: Sequence[Span]
@@ -87,6 +89,26 @@ class Push(NamedTuple):
     refusals: Mapping[int, Refusals] = {}
     predictions: Mapping[int, bytes] = {}
     rates: Rates | None = None
+    seen: int | None = None
+
+    def averaged(self, learned: int, reduction: str) -> "Push":
+        """The push with the share of its moves that averages them with those of other workers.
+
+        Workers that step from the same state in the same direction would together step too far. So a batch of several
+        steps moves dense parameters and statistics by a share of n / (n + samples that others have pushed since its
+        pull), n being its own: staleness-aware SGD (Zhang, Gupta, Lian and Liu, 2016), with staleness in samples.
+        As in `bulk` mode, moves of dense parameters add up if the loss is a sum.
+
+        Args:
+            learned: samples that the shard has learned so far.
+            reduction: of the model's loss.
+        """
+        others = 0 if self.seen is None else learned - self.seen
+        if others <= 0 or not self.samples or not isinstance(self.dense, DenseChange):
+            return self
+        share = np.float32(self.samples / (self.samples + others))
+        dense = self.dense if reduction == "sum" else self.dense._replace(by=self.dense.by * share)
+        return self._replace(dense=dense, statistics_change=self.statistics_change * share, seen=None)
 
 
 @dataclass

@@ -56,6 +56,7 @@ class PullBuffers:
         statistics: the shard's slice of the statistics.
         state: buffers for the remaining optimizer state; None: do not pull it.
         rates: output, the learning rates in force at the shard; None: it is of an earlier release.
+        learned: output, samples that the shard has learned; None: it is of an earlier release.
     """
 
     rows: Sequence[Floats]
@@ -63,6 +64,7 @@ class PullBuffers:
     statistics: Floats
     state: StateBuffers | None = None
     rates: Rates | None = None
+    learned: int | None = None
 
 
 class PullSource(Protocol):
@@ -151,7 +153,7 @@ class LocalSession:
     def pull(self, keys: Sequence[NDArray[np.uint64]], into: PullBuffers, ahead: int) -> Pending[None]:
         while not self._consistency.pull(self._worker, ahead, _PATIENCE):
             continue
-        into.rates = self._shard.rates
+        into.rates, into.learned = self._shard.rates, self._shard.samples
         if into.state is None:
             self._shard.pull_rows(keys, into.rows)
             self._shard.pull_dense(into.dense, into.statistics)

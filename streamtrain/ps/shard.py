@@ -228,6 +228,7 @@ class Shard:
             self._watermarks.update(push.watermarks)
             self._mark_idle(push.idle)
             self._idle.difference_update(span.partition for span in push.spans)
+            push = push.averaged(self.samples, self.spec.reduction)
             try:
                 stats = self._apply(push)
             except BaseException as exc:

@@ -173,7 +173,7 @@ class Trainer:
             idle=idle,
             refusals=refusals,
             predictions=predictions,
-            rates=pulling.pulled.rates,
+            pulled=pulling.pulled,
         )
 
     def forget(self) -> None:

@@ -276,9 +276,13 @@ def test_batches_that_are_pulled_ahead_learn_from_those_before_them(rows: str) -
     np.testing.assert_allclose(weights_of(learner), weights_of(waiting), atol=1e-4)
 
 
-def test_two_workers_leave_the_state_of_the_optimizer_as_if_in_turn() -> None:
-    """Both pull, then both push: moments are those of one after the other, though gradients are of the same weights."""
-    model = make("Adagrad", "Adam", "row_sum", 8)
+@pytest.mark.parametrize(("reduction", "share"), [("row_sum", 0.5), ("mean", 0.5), ("sum", 1.0)])
+def test_two_workers_that_step_from_the_same_weights_do_not_step_twice_as_far(reduction: str, share: float) -> None:
+    """Both pull, then both push: the later move is averaged with the other, unless the loss is a sum.
+
+    Moments are those of one after the other, though gradients are of the same weights.
+    """
+    model = make("Adagrad", "Adam", reduction, 8)
     learner = stm.Learner(model, batch_size=32)
     samples = stream(64, 6)
     batches = [batch for batch, _ in learner.read(samples)]
@@ -296,7 +300,23 @@ def test_two_workers_leave_the_state_of_the_optimizer_as_if_in_turn() -> None:
     assert isinstance(b, DenseChange)
     np.testing.assert_allclose(dense.slots, b.decay[:, None] * a.added + b.added, rtol=1e-5, atol=1e-9)
     assert dense.steps == 8
-    np.testing.assert_allclose(dense.pull(), learner._step.initial_dense + a.by + b.by, rtol=1e-5, atol=1e-7)
+    expected = learner._step.initial_dense + a.by + share * b.by
+    np.testing.assert_allclose(dense.pull(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_workers_that_take_turns_are_one_worker() -> None:
+    """Each pulls after the other has pushed, so that there is nothing to average."""
+    model, graphs = make("Adagrad", "Adam", "row_sum", 8), GraphCache()
+    learner, alone = (stm.Learner(model, batch_size=32, graphs=graphs) for _ in range(2))
+    samples = stream(160, 7)
+    workers = [trainer(model, learner._shards, 0, graphs) for _ in range(2)]
+    for i, (batch, _) in enumerate(alone.read(samples)):
+        worker = workers[i % 2]
+        pulling = worker.pull(worker.plan(batch), batch)
+        pulling.wait()
+        worker.push(pulling, worker.step(pulling), spans=[Span(0, 32 * i, 32 * (i + 1))], watermark=0).wait()
+    alone.learn(samples)
+    np.testing.assert_array_equal(weights_of(learner), weights_of(alone))
 
 
 def test_one_sample_of_very_many_ids_does_not_blow_up_what_all_steps_take() -> None:

@@ -264,6 +264,7 @@ def encode_push(push: Push, message: Any, dtype: RowType) -> list[Array]:
             watermark=push.watermark,
             idle=push.idle,
             rates=push.rates or (),
+            seen=push.seen,
         )
     )
     arrays: list[Array] = []
@@ -330,6 +331,7 @@ def decode_push(push: Any, arrays: ArrayReader, sizes: Sizes) -> Push:
         refusals=_decode_refusals(push.spans),
         predictions=_decode_predictions(push.spans),
         rates=_decode_rates(push.rates),
+        seen=push.seen if push.HasField("seen") else None,
     )
     _check_spans(taken.spans, taken.watermarks)
     _check_refusals(taken.refusals)
@@ -376,6 +378,7 @@ class PullResult:
         awaited: by table uint8, if state was requested.
         steps: step count of the dense optimizer, if state was requested.
         rates: learning rates in force.
+        learned: samples that the shard has learned.
     """
 
     floats: Sequence[Floats]
@@ -383,16 +386,17 @@ class PullResult:
     awaited: Sequence[Array] = ()
     steps: float = 0.0
     rates: Rates | None = None
+    learned: int = 0
 
     @classmethod
     def of(cls, shard: Shard, pull: PullRequest) -> "PullResult":
-        dims = shard.spec.dims
+        dims, learned = shard.spec.dims, shard.samples
         dense, statistics = np.empty(len(shard.dense), np.float32), np.empty(len(shard.statistics), np.float32)
         if not pull.state:
             rows = [np.empty((len(k), dim), np.float32) for k, dim in zip(pull.keys, dims, strict=True)]
             shard.pull_rows(pull.keys, rows)
             shard.pull_dense(dense, statistics)
-            return cls([*rows, dense, statistics], rates=shard.rates)
+            return cls([*rows, dense, statistics], rates=shard.rates, learned=learned)
         widths = [dim + state for dim, state in zip(dims, shard.spec.state_sizes, strict=True)]
         rows = [np.empty((len(k), width), np.float32) for k, width in zip(pull.keys, widths, strict=True)]
         awaited = [np.zeros(len(k), np.uint8) for k in pull.keys]
@@ -401,12 +405,13 @@ class PullResult:
         steps = shard.pull_dense_state(dense, slots, statistics)
         values = [row[:, :dim] for row, dim in zip(rows, dims, strict=True)]
         states = [np.ascontiguousarray(row[:, dim:]) for row, dim in zip(rows, dims, strict=True)]
-        return cls([*values, dense, statistics], [*states, slots], awaited, steps, shard.rates)
+        return cls([*values, dense, statistics], [*states, slots], awaited, steps, shard.rates, learned)
 
 
 def decode_pulled(pulled: Any, arrays: ArrayReader, into: PullBuffers) -> None:
     """Decodes the reply to a pull, whose bulk comes next, into buffers."""
     into.rates = _decode_rates(pulled.rates)
+    into.learned = pulled.learned if pulled.HasField("learned") else None
     if into.state is None:
         for out in (*into.rows, into.dense, into.statistics):
             arrays.floats_into(out)
@@ -435,7 +440,7 @@ def encode_answer(pushed: PushResult | None, pulled: PullResult | None, dtype: R
         )
     if pulled is None:
         return frame(answer, [])
-    answer.pulled.CopyFrom(pb.Pulled(steps=pulled.steps, rates=pulled.rates or ()))
+    answer.pulled.CopyFrom(pb.Pulled(steps=pulled.steps, rates=pulled.rates or (), learned=pulled.learned))
     return frame(answer, [*_encode_floats(pulled.floats, dtype), *pulled.exact, *pulled.awaited])
 
 

@@ -17,7 +17,7 @@ from streamtrain.model.spec import Spec
 from streamtrain.ps.bulk import BulkSynchronous
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
-from streamtrain.ps.push import Push, RowUpdate
+from streamtrain.ps.push import DenseChange, Push, RowUpdate
 from streamtrain.ps.replication.primary import State
 from streamtrain.ps.replication.state_transfer import Generation, copy_of, push_record, rows_of
 from streamtrain.ps.rpc import wire
@@ -63,7 +63,7 @@ def test_a_backup_has_what_its_primary_has_and_takes_over(consistency: Callable[
 BIG = Spec(
     schema="big",
     seed=3,
-    reduction="sum",
+    reduction="row_sum",
     tables=(
         {"name": "adam", "dim": 3, "optimizer": "adam", "rate": 0.1, "init": "uniform", "init_scale": 0.1,
          "expire_after": 0},
@@ -78,7 +78,7 @@ SLICES = RunTemplate(BIG, np.arange(11, dtype=np.float32), np.zeros(2, np.float3
 
 
 def any_push(rng: np.random.Generator, partition: int, at: int) -> Push:
-    """Gradients at random for rows at random."""
+    """Gradients at random for rows at random; every other time those of a batch in steps, from older weights."""
     updates = []
     for table in BIG.tables:
         keys = np.unique(rng.integers(1, 20_000, 300).astype(np.uint64))
@@ -86,7 +86,11 @@ def any_push(rng: np.random.Generator, partition: int, at: int) -> Push:
         times = rng.integers(1, 1000, len(keys)).astype(np.uint32)
         updates.append(RowUpdate(keys, gradients, np.ones(len(keys), np.uint32), times))
     gradient, change = rng.standard_normal(11).astype(np.float32), rng.standard_normal(2).astype(np.float32)
-    return Push([Span(partition, at, at + 1)], 1, updates, gradient, change, at, {partition: float(at)})
+    push = Push([Span(partition, at, at + 1)], 1, updates, gradient, change, at, {partition: float(at)})
+    if at % 2:
+        return push
+    moments, decay = rng.standard_normal((2, 11)).astype(np.float32) ** 2, np.full(2, 0.5, np.float32)
+    return push._replace(dense=DenseChange(gradient, moments, decay, 3.0), seen=at)
 
 
 def everything(shard: Shard) -> dict[str, Any]:

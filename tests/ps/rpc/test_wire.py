@@ -170,6 +170,19 @@ def test_a_push_of_several_steps(push: Push, slots: int, dtype: RowType, seed: i
     assert_equal(decoded, push, dtype)
 
 
+@pytest.mark.parametrize("samples", [None, 0, 1, 2**64 - 1])
+def test_none_is_not_zero(samples: int | None) -> None:
+    """A peer of an earlier release says nothing of samples, one that has learned none says 0."""
+    push = some_push([1], 2, [], 4, 1)._replace(seen=samples)
+    request, bulk = wire.unframe(pb.Request, wire.encode_request(push, None, "float32"))
+    decoded, _ = wire.decode_request(request, bulk, sizes_of(push), "float32")
+    assert decoded is not None
+    assert decoded.seen == samples
+    into = PullBuffers([], np.empty(0, np.float32), np.empty(0, np.float32))
+    wire.decode_pulled(pb.Pulled(learned=samples), wire.ArrayReader(memoryview(b""), "float32"), into)
+    assert into.learned == samples
+
+
 @pytest.mark.parametrize("wrong", ["more gradients than there are", "other slots"])
 def test_a_push_of_several_steps_that_does_not_fit_is_refused(wrong: str) -> None:
     push = in_steps(some_push([3, 1], 2, [Span(0, 3, 5)], 4, 1), 2, 1)
