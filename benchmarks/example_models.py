@@ -23,12 +23,10 @@ import json
 import os
 import statistics
 import tempfile
-import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -36,41 +34,21 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import grpc
 import numpy as np
 import pyarrow.dataset
 from harness.figures import table_header, table_row
-from harness.models import EXAMPLES, metrics_of, samples_of
+from harness.models import EXAMPLES, samples_of
+from harness.together import Run, Streamed, learn_together
 
 import streamtrain as st
 from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
-from streamtrain.model.spec import Spec
-from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
-from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
-from streamtrain.ps.rpc.server import Server
-from streamtrain.ps.shards import RunTemplate, Shards
-from streamtrain.stream.formats.factory import JsonFormat
 from streamtrain.stream.kafka.stream import KafkaStream
-from streamtrain.stream.source import Listener, Stream
+from streamtrain.stream.source import Stream
 from streamtrain.testing.stream import MemoryStream
-from streamtrain.train.intake import StreamIntake
-from streamtrain.train.loop import Loop, LoopConfig
-from streamtrain.train.step import Step
 
 SHARDS = 2
 KEYS = {"flights": "tail", "lr_ftrl": "tail", "movielens": "user"}
-
-
-@dataclass(frozen=True)
-class Run:
-    """Figures of a pass over a stream."""
-
-    auc: float
-    auc_error: float
-    log_loss: float
-    samples_per_s: float
 
 
 def learn(learner: st.Learner, messages: list[bytes]) -> Run:
@@ -82,84 +60,6 @@ def learn(learner: st.Learner, messages: list[bytes]) -> Run:
     seconds = time.perf_counter() - started
     metrics = learner.metrics()[learner.model.labels[0].name]
     return Run(metrics.auc, metrics.auc_error, metrics.log_loss, len(messages) / seconds)
-
-
-class Predictions:
-    """Keeps the predictions of workers, in place of their metrics."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._parts: list[tuple[Any, Any, Any]] = []
-
-    def update(self, *part: Any) -> None:
-        """Keeps predictions, labels and weights of a batch."""
-        with self._lock:
-            self._parts.append(part)
-
-    def metrics(self, model: st.Model) -> st.Metrics:
-        """The metrics of all of them."""
-        predictions, labels, _ = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
-        return metrics_of(model, predictions, labels)
-
-
-class Arrivals:
-    """Lets samples arrive in order as fast as all workers take them, as in a live stream.
-
-    Args:
-        partitions: the partition of every sample, in the order of the stream.
-        workers: one for each partition.
-        ahead: how many samples may arrive ahead of the slowest worker.
-    """
-
-    def __init__(self, partitions: list[int], workers: int, ahead: int) -> None:
-        self._order = [np.flatnonzero(np.array(partitions) == p) for p in range(workers)]
-        self._taken = [0] * workers
-        self._ahead = ahead
-
-    def take(self, partition: int, end: int) -> None:
-        """Records that a worker has taken a partition up to an offset."""
-        self._taken[partition] = end
-
-    def are_all_taken(self) -> bool:
-        """Whether all samples are taken."""
-        return all(taken == len(order) for order, taken in zip(self._order, self._taken, strict=True))
-
-    def ends(self) -> dict[int, int]:
-        """The end offset of what has arrived, by partition."""
-        next_ones = [order[taken] for order, taken in zip(self._order, self._taken, strict=True) if taken < len(order)]
-        arrived = min(next_ones, default=1 << 60) + self._ahead
-        return {p: int(np.searchsorted(order, arrived)) for p, order in enumerate(self._order)}
-
-
-class LiveIntake(StreamIntake):
-    """An intake whose samples arrive over time; all workers start at once."""
-
-    def __init__(self, model: st.Model, stream: Stream, arrivals: Arrivals, all_here: threading.Barrier) -> None:
-        super().__init__(stream, "workers", "job", JsonFormat(model))
-        self._arrivals, self._all_here = arrivals, all_here
-        self._reach, self._count = self.reach, self.count
-        self.reach, self.count = self._arrived, self._arrived_count
-
-    def open(self, listener: Listener) -> None:
-        """Waits until all have joined, so that each has its partition from the first step on."""
-        super().open(listener)
-        self._all_here.wait()
-
-    def _arrived(self, partition: int, start: int, most: int) -> int:
-        return max(start, min(self._reach(partition, start, most), self._arrivals.ends()[partition]))
-
-    def _arrived_count(self, partition: int, start: int, end: int) -> int:
-        return self._count(partition, start, self._arrived(partition, start, max(end - start, 0)))
-
-    def read(self, spans: Any) -> Any:
-        """Takes some ranges."""
-        for span in spans:
-            self._arrivals.take(span.partition, span.end)
-        return super().read(spans)
-
-    def finished(self) -> bool:
-        """Whether all samples are taken."""
-        return self._arrivals.are_all_taken()
 
 
 def in_kafka(broker: Broker, partitions: dict[int, list[bytes]]) -> Stream:
@@ -176,51 +76,13 @@ def in_kafka(broker: Broker, partitions: dict[int, list[bytes]]) -> Stream:
     return stream
 
 
-Streamed = Callable[[dict[int, list[bytes]]], Stream]
-
-
-def learn_together(
-    model: st.Model, messages: list[bytes], batch_size: int, workers: int, key: str, *, streamed: Streamed
+def learn_divided(
+    model: st.Model, messages: list[bytes], size: int, args: argparse.Namespace, streamed: Streamed
 ) -> Run:
     """A pass of several workers, which divide a batch among them."""
-    batch_size = max(batch_size // workers, 1)
-    partitions: dict[int, list[bytes]] = {p: [] for p in range(workers)}
-    order = [zlib.crc32(str(json.loads(message)[key]).encode()) % workers for message in messages]
-    for message, partition in zip(messages, order, strict=True):
-        partitions[partition].append(message)
-    arrivals = Arrivals(order, workers, batch_size * workers)
-    nodes = [Node(i, SHARDS, Async) for i in range(SHARDS)]
-    servers = [Server(node) for node in nodes]
-    targets = [f"127.0.0.1:{server.grpc.add_insecure_port('127.0.0.1:0')}" for server in servers]
-    for server in servers:
-        server.start()
-    steps = [Step(model) for _ in range(workers)]
-    beginning = RunTemplate(Spec.of(model), steps[0].initial_dense, steps[0].initial_statistics, {})
-    shards = Shards([(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in targets], beginning)
-    run, stopped, predictions = shards.agree(), threading.Event(), Predictions()
-    pace = LoopConfig(batch_size=batch_size, ahead=0, idle_seconds=0.0002)
-    stream, all_here = streamed(partitions), threading.Barrier(workers)
-    threads = []
-    for p, step in enumerate(steps):
-        worker = Loop(
-            *(model, step, shards.client(f"worker-{p}", run), shards.progress),
-            intake=LiveIntake(model, stream, arrivals, all_here),
-            shards=SHARDS,
-            config=pace,
-            validation=predictions,
-        )
-        threads.append(threading.Thread(target=worker.run, args=(stopped,)))
-    started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - started
-    for server in servers:
-        server.stop()
-    metrics = predictions.metrics(model)
-    assert metrics.samples == len(messages)
-    return Run(metrics.auc, metrics.auc_error, metrics.log_loss, len(messages) / seconds)
+    keys = (str(json.loads(message)[KEYS[args.example]]) for message in messages)
+    order = [zlib.crc32(key.encode()) % args.workers for key in keys]
+    return learn_together(model, messages, order, batch_size=max(size // args.workers, 1), streamed=streamed)
 
 
 def seeded(example: str, seed: int, workers: int = 1, micro_batch: int | None = None) -> st.Model:
@@ -275,7 +137,7 @@ def compare_batch_sizes(args: argparse.Namespace, messages: list[bytes], streame
         for seed in range(args.seeds if size == sizes[0] else 1):
             model = seeded(args.example, seed, args.workers, args.micro_batch)
             if args.workers:
-                runs.append(learn_together(model, messages, size, args.workers, KEYS[args.example], streamed=streamed))
+                runs.append(learn_divided(model, messages, size, args, streamed))
             else:
                 runs.append(learn(st.Learner(model, batch_size=size), messages))
         first, rate = runs[0], statistics.median(run.samples_per_s for run in runs)
