@@ -127,7 +127,7 @@ bench-stream: $(VENV)/ready servers ## training from JSON in Kafka (ten minutes,
 bench-staleness: $(VENV)/ready ## how long workers wait for a slow one, by allowed staleness (two minutes)
 	$(BIN)/python benchmarks/staleness.py
 
-bench-workers: $(VENV)/ready ## AUC by number of workers (30 minutes)
+bench-workers: $(VENV)/ready ## AUC by number of workers (20 minutes)
 	$(BIN)/python benchmarks/workers.py
 
 bench-freshness: $(VENV)/ready servers ## from a sample produced to predictions that have learned it, under load (five minutes)

@@ -47,7 +47,6 @@ from streamtrain.stream.kafka.stream import KafkaStream
 from streamtrain.stream.source import Stream
 from streamtrain.testing.stream import MemoryStream
 
-SHARDS = 2
 KEYS = {"flights": "tail", "lr_ftrl": "tail", "movielens": "user"}
 
 

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100_000, help="only the first ones")
     parser.add_argument("--batch", type=int, default=1024)
     args = parser.parse_args()
-    print(table_header(("stream", "", *(f"{workers} workers" for workers in args.workers))))
+    print(table_header(("stream", "workers", *args.workers)))
     for stream in args.streams:
         samples = list(islice(STREAMS[stream](), args.samples))
         for kind in args.kinds:

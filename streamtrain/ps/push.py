@@ -102,10 +102,13 @@ class Push(NamedTuple):
         Args:
             learned: samples that the shard has learned so far.
             reduction: of the model's loss.
+
+        Returns:
+            A push without `seen`, so that a backup which is sent it applies the same.
         """
         others = 0 if self.seen is None else learned - self.seen
         if others <= 0 or not self.samples or not isinstance(self.dense, DenseChange):
-            return self
+            return self._replace(seen=None)
         share = np.float32(self.samples / (self.samples + others))
         dense = self.dense if reduction == "sum" else self.dense._replace(by=self.dense.by * share)
         return self._replace(dense=dense, statistics_change=self.statistics_change * share, seen=None)

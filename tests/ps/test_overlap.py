@@ -62,12 +62,21 @@ class Worker:
         return outcome
 
 
-def moved(of: Served) -> tuple[list[float], list[float]]:
-    weights, statistics = ([x for shard in of.held for x in getattr(shard, name).pull()] for name in MOVED)
-    return weights, statistics
+def overtaken(of: Served) -> Worker:
+    """A worker that has pulled a batch, since when another has pushed one of the same size."""
+    worker, other = Worker(of, 0), Worker(of, 1)
+    for one in (worker, other):
+        one.pull(8)
+    other.push()
+    return worker
 
 
-MOVED = ("dense", "statistics")
+def weights(of: Served) -> list[float]:
+    return [weight for shard in of.held for weight in shard.dense.pull()]
+
+
+def statistics(of: Served) -> list[float]:
+    return [statistic for shard in of.held for statistic in shard.statistics.pull()]
 
 
 def bounded(shard: Shard) -> Consistency:
@@ -100,9 +109,8 @@ def test_a_move_is_averaged_with_those_since_its_pull(
                 expected += Fraction(size, size + others - before[p].popleft())
                 learned[p] += size
         pushes = sum(shard.pushes[Outcome.APPLIED] for shard in of.held) / 2
-        weights, statistics = moved(of)
-        np.testing.assert_allclose(weights, pushes if reduction == "sum" else float(expected), rtol=1e-5)
-        np.testing.assert_allclose(statistics, float(expected), rtol=1e-5)
+        np.testing.assert_allclose(weights(of), pushes if reduction == "sum" else float(expected), rtol=1e-5)
+        np.testing.assert_allclose(statistics(of), float(expected), rtol=1e-5)
         keys, rows = np.array([key(1)], np.uint64), np.empty((1, 1), np.float32)
         (table,) = (s.tables[0] for s in of.held if s.tables[0].lookup(keys)[0][0]) if learned else (None,)
         if table is not None:
@@ -122,25 +130,28 @@ def test_a_shard_that_has_lost_samples_since_the_pull_takes_the_whole_move() -> 
         (shard,) = of.held
         shard.resume(shard.progress()._replace(clock={}), samples=0)
         assert worker.push() is Outcome.APPLIED
-        assert moved(of)[0] == [2.0] * DENSE
+        assert weights(of) == [2.0] * DENSE
 
 
 def test_a_worker_that_does_not_say_what_it_pulled_moves_as_before() -> None:
     with served(1, beginning=averaging("row_sum")) as of:
-        worker, other = Worker(of, 0), Worker(of, 1)
-        for one in (worker, other):
-            one.pull(8)
-        other.push()
-        worker.push(pulled=False)
-        assert moved(of)[0] == [2.0] * DENSE
+        overtaken(of).push(pulled=False)
+        assert weights(of) == [2.0] * DENSE
 
 
 def test_a_push_that_is_repeated_moves_once() -> None:
     with served(1, beginning=averaging("row_sum")) as of:
-        worker, other = Worker(of, 0), Worker(of, 1)
-        for one in (worker, other):
-            one.pull(8)
-        other.push()
+        worker = overtaken(of)
         worker.pulled.append(worker.pulled[0])
         assert [worker.push(), worker.push()] == [Outcome.APPLIED, Outcome.DUPLICATE]
-        assert moved(of)[0] == [1.5] * DENSE
+        assert weights(of) == [1.5] * DENSE
+
+
+@pytest.mark.parametrize(("seen", "moved"), [(0, 0.5), (2**64 - 1, 1.0)])
+def test_whatever_a_worker_says_that_it_has_seen_its_move_is_a_share(seen: int, moved: float) -> None:
+    """A push may be of anybody: at worst it moves the weights as far as one that nobody overlaps."""
+    with served(1, beginning=averaging("row_sum")) as of:
+        worker = overtaken(of)
+        worker.pulled[0][2].buffers[0].learned = seen
+        worker.push()
+        assert weights(of) == [1.0 + moved] * DENSE
