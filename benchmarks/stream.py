@@ -61,7 +61,7 @@ def measure(args: argparse.Namespace, servers: str) -> dict[str, Any]:
                 "worker": {"batch_size": args.batch},
                 "ps": {"addresses": free_addresses(count), "wire_dtype": args.dtype},
             },
-            model=location(args.workload),
+            model=location(args.workload + ("_micro" if args.micro else "")),
         )
         processes.start_shards(count if args.topology == "dedicated" else 0)
         for i, port in enumerate(ports):
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="on the wire")
     parser.add_argument("--messages", type=int, default=5_000_000, help="that the topic is filled with")
     parser.add_argument("--broker", help="host:port of one whose topic is full; default: one is started")
+    parser.add_argument("--micro", action="store_true", help="in micro-batches of 8, the default of a model")
     parser.add_argument("--verbose", action="store_true", help="show the ends of all logs")
     args = parser.parse_args()
     exit_on_sigterm()

@@ -234,3 +234,4 @@ def metrics_of(model: st.Model, predictions: Any, labels: Any) -> st.Metrics:
 
 
 w1, w2, readme, probed, versioned = W1.model(), W2.model(), README.model(), _probed(), _versioned()
+w1_micro, w2_micro, readme_micro = W1.model(8), W2.model(8), README.model(8)

@@ -276,8 +276,7 @@ void bind_table(nb::module_& m) {
   bind_parts(m);
   m.def("state_size", [](std::string_view optimizer, size_t dim) {
     require(dim >= 1 && dim <= kMaxDim, "dim must be between 1 and 4096");
-    const Optimizer made = make_optimizer(optimizer, {});
-    return std::visit([&](const auto& one) { return one.state_size(dim); }, made);
+    return state_size(optimizer, dim);
   }, "optimizer"_a, "dim"_a);
   m.def("birth", &birth_rows, "keys"_a.noconvert(), "dim"_a, nb::kw_only(), "seed"_a, "init"_a = "uniform",
         "init_scale"_a = 0.01f, "dtype"_a = "float32", "out"_a.noconvert() = nb::none());

@@ -178,6 +178,8 @@ struct OptimizerConstants {
   float beta = 1.0f, l1 = 0.0f, l2 = 0.0f;
 };
 
+inline constexpr const char* kUnknownOptimizer = "optimizer must be sgd, adagrad, rowwise_adagrad, adam or ftrl";
+
 inline Optimizer make_optimizer(std::string_view name, const OptimizerConstants& c) {
   const auto require = [](bool holds, const char* message) {
     if (!holds) throw std::invalid_argument(message);
@@ -194,9 +196,19 @@ inline Optimizer make_optimizer(std::string_view name, const OptimizerConstants&
   if (name == "adagrad") return Adagrad{c.initial_accumulator, c.epsilon, c.decay};
   if (name == "rowwise_adagrad") return RowWiseAdagrad{c.initial_accumulator, c.epsilon, c.decay};
   if (name == "adam") return Adam(c.beta1, c.beta2, c.epsilon);
-  require(name == "ftrl", "optimizer must be sgd, adagrad, rowwise_adagrad, adam or ftrl");
+  require(name == "ftrl", kUnknownOptimizer);
   require(c.beta > 0 || c.initial_accumulator > 0, "ftrl needs a positive beta or initial_accumulator");
   return Ftrl{c.initial_accumulator, c.beta, c.l1, c.l2};
+}
+
+// Floats of state that a row carries. Makes no optimizer: tabling Adam's corrections takes a millisecond.
+inline size_t state_size(std::string_view name, size_t dim) {
+  if (name == "sgd") return Sgd::state_size(dim);
+  if (name == "adagrad") return Adagrad::state_size(dim);
+  if (name == "rowwise_adagrad") return RowWiseAdagrad::state_size(dim);
+  if (name == "adam") return Adam::state_size(dim);
+  if (name == "ftrl") return Ftrl::state_size(dim);
+  throw std::invalid_argument(kUnknownOptimizer);
 }
 
 }  // namespace streamtrain
