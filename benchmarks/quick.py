@@ -80,7 +80,11 @@ def parts() -> dict[str, tuple[Part, list[Ratio]]]:
     step = ("step.py", "--rounds", 5, "--seconds", 1, "--batches")
     small = ("--workload", "w2", "--batch", 64, "--vocabulary", 500_000, "--only", "plain_tf", "batch")
     cluster = ("cluster.py", "--topologies", "colocated", "--batches", 60, "--seconds", 3, "--warmup", 2, "--rounds", 1)
-    dense = Contestant(PEER, python("step.py", "--processes", 2, "--seconds", 2), RATE, timeout=180)
+    one_id = (*cluster, "--topologies", "dedicated", "--workload", "w2", "--batch", 64)
+    dense, dense_one_id = (
+        Contestant(PEER, python("step.py", "--processes", 2, "--seconds", 2, *of), RATE, timeout=180)
+        for of in ((), ("--workload", "w2", "--batch", 64))
+    )
     return {
         "decode": (
             _part("decode", _ours({"ratio": ("ratio",)}, "core.py", "decode", "--ids", "text", "--rounds", 5)),
@@ -108,6 +112,10 @@ def parts() -> dict[str, tuple[Part, list[Ratio]]]:
         "cluster": (
             _part("cluster", _ours(RATE, *cluster), dense),
             [Ratio(f"W1 colocated / {DENSE}", "cluster", OURS, PEER)],
+        ),
+        "requests": (
+            _part("requests", _ours(RATE, *one_id), dense_one_id),
+            [Ratio(f"W2 batch 64, dedicated / {DENSE}", "requests", OURS, PEER)],
         ),
     }
 

@@ -1,6 +1,7 @@
 """How fast do workers learn from JSON in Kafka, compared with ready batches? make bench-stream.
 
     python benchmarks/stream.py --workload w1 --topology colocated
+    python benchmarks/stream.py --workload readme --topology dedicated --micro
 
 Starts a broker, fills a topic of 6 partitions, and has `streamtrain worker` processes learn it from the beginning, one
 TensorFlow thread each; in turns with them, the same step in the same topology learns from ready batches (cluster.py).
@@ -93,7 +94,7 @@ def ready_rate(args: argparse.Namespace) -> float:
         *(sys.executable, str(BENCHMARKS / "cluster.py")),
         *("--workload", args.workload, "--batch", str(args.batch), "--topologies", args.topology),
         *("--workers", str(args.workers), "--shards", str(args.shards), "--dtype", args.dtype),
-        *("--seconds", str(args.seconds), "--rounds", "1"),
+        *("--seconds", str(args.seconds), "--rounds", "1", *(["--micro", "8"] if args.micro else [])),
     ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(json.loads(done.stdout.splitlines()[-1])["samples_per_s"])
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32", help="on the wire")
     parser.add_argument("--messages", type=int, default=5_000_000, help="that the topic is filled with")
     parser.add_argument("--broker", help="host:port of one whose topic is full; default: one is started")
-    parser.add_argument("--micro", action="store_true", help="in micro-batches of 8, the default of a model")
+    parser.add_argument("--micro", action="store_true", help="in micro-batches of 8; without, a batch is one step")
     parser.add_argument("--verbose", action="store_true", help="show the ends of all logs")
     args = parser.parse_args()
     exit_on_sigterm()

@@ -6,7 +6,8 @@ readme: the README's: three ids from vocabularies of 1M each, rows of 16 floats,
 
 Ids are scattered over their vocabulary and labels are random with 25% positives: only speed is measured.
 
-`w1`, `w2`, `readme`, `versioned` and `probed` can be given to streamtrain as models: "…/models.py:w1".
+`w1`, `w2`, `readme`, `versioned` and `probed` can be given to streamtrain as models: "…/models.py:w1". `w1_micro`,
+`w2_micro` and `readme_micro` learn in micro-batches of 8 instead of one step for each batch.
 """
 
 import gzip

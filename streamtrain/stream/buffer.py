@@ -83,11 +83,11 @@ class PartitionBuffer:
         assert self._source is not None, "the buffer is not open"
         return self._source
 
-    def poll(self, max_messages: int, seconds: float) -> None:
-        """Fetches up to `max_messages` messages, or waits for some; errors as `Source.poll`."""
+    def poll(self, max_messages: int, seconds: float, min_messages: int = 1) -> None:
+        """Fetches up to `max_messages` messages, or waits for some; arguments and errors as `Source.poll`."""
         self._apply_backpressure()
         try:
-            for fetched in self.source.poll(max_messages, seconds):
+            for fetched in self.source.poll(max_messages, seconds, min_messages):
                 self._append(fetched)
             for number, position in self.source.positions().items():  # past offsets without messages, such as markers
                 partition = self._partitions[number]

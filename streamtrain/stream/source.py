@@ -73,12 +73,13 @@ class Listener(Protocol):
 class Source(Protocol):
     """One member of a consumer group, which shares the partitions of a topic. For one thread."""
 
-    def poll(self, max_messages: int, seconds: float) -> list[Fetched]:
+    def poll(self, max_messages: int, seconds: float, min_messages: int = 1) -> list[Fetched]:
         """Fetches messages of the member's partitions, in order, from the position that was assigned or sought.
 
         Args:
             max_messages: over all partitions.
-            seconds: maximum wait for the first message; the call never takes longer.
+            seconds: maximum wait for messages; the call never takes longer.
+            min_messages: wait for that many, at most `max_messages`; a source may return when it has fewer.
 
         Raises:
             OffsetGone: the position of a partition is out of range. It stays there until it is sought; other

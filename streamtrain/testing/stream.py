@@ -213,7 +213,7 @@ class MemorySource:
             self._group.held[self._name] = set()
             service.changed.notify_all()
 
-    def poll(self, max_messages: int, seconds: float) -> list[Fetched]:
+    def poll(self, max_messages: int, seconds: float, min_messages: int = 1) -> list[Fetched]:
         deadline = time.monotonic() + seconds
         self._rebalance()
         while True:

@@ -139,8 +139,8 @@ class Intake(Offsets, Protocol):
     def open(self, listener: Listener) -> None:
         """Joins the consumer group; the listener learns which partitions it has."""
 
-    def poll(self, max_messages: int, seconds: float) -> None:
-        """Fetches up to `max_messages` more samples, or waits for some; meanwhile the listener may be called."""
+    def poll(self, max_messages: int, seconds: float, min_messages: int = 1) -> None:
+        """Fetches more samples, or waits for some; meanwhile the listener may be called. Arguments as `Source.poll`."""
 
     def finished(self) -> bool:
         """Whether there will never be more than was fetched."""
@@ -230,9 +230,9 @@ class StreamIntake:
         member = (self._stream, self._group, self._job, listener, self._incarnation)
         retry(lambda: self._buffer.open(*member), SourceUnavailable, self._stopped)
 
-    def poll(self, max_messages: int, seconds: float) -> None:
+    def poll(self, max_messages: int, seconds: float, min_messages: int = 1) -> None:
         skipped = self._buffer.skipped
-        self._buffer.poll(max_messages, seconds)
+        self._buffer.poll(max_messages, seconds, min_messages)
         self._metrics.skipped(self._buffer.skipped - skipped)
         self._metrics.buffered(self._buffer.nbytes)
 

@@ -131,14 +131,14 @@ class LoopStats:
         self._metrics.watermark(self.watermark)
 
 
-_SHARE = 0.125  # of a core that partial batches may keep busy
+_SHARE = 0.25  # of a core that partial batches may keep busy
 
 
 class BatchLinger:
     """Decides how long a partial batch waits for more samples. Used by one thread.
 
     A batch has a fixed cost: a pull and a push of all dense parameters at every shard, and a call of the graph. So a
-    partial batch starts at the earliest eight times the CPU time of the previous batch after that one started, or
+    partial batch starts at the earliest four times the CPU time of the previous batch after that one started, or
     `LoopConfig.batch_age` after its first sample arrived, whichever is sooner. A sample that arrives after a pause is
     learned at once; in a steady stream a batch holds what arrived meanwhile; a worker with a lag has full batches.
 
@@ -336,9 +336,9 @@ class Loop:
         """Samples fetched and not read yet."""
         return sum(self._intake.count(p, at, 1 << 62) for p, at in self._cursor.positions.items())
 
-    def _fetch(self, most: int, seconds: float) -> None:
+    def _fetch(self, most: int, seconds: float, least: int = 1) -> None:
         with self._metrics.stage("poll"):
-            self._intake.poll(most, seconds)
+            self._intake.poll(most, seconds, least)
         self._metrics.refresh()  # here, as every iteration polls: so the last batches are exported, too
         self._polled = time.monotonic()
 
@@ -450,7 +450,8 @@ class Loop:
             self._settle()
             return True
         if waiting := self._waiting():
-            self._fetch(max(self._wanted(), 1), self._linger.remaining(waiting))
+            least = self._config.batch_size - waiting  # that fill the batch: fewer need not wake this thread
+            self._fetch(max(self._wanted(), 1), self._linger.remaining(waiting), least)
             return True
         self._client.park(self._intake.idle())
         if self._client.reconnects != self._reconnects:

@@ -71,10 +71,10 @@ class Member:
     def lost(self, partitions: Sequence[int]) -> None:
         self._note("lost", partitions)
 
-    def take(self, most: int = 1000, seconds: float = 0.05) -> dict[int, list[int]]:
+    def take(self, most: int = 1000, seconds: float = 0.05, least: int = 1) -> dict[int, list[int]]:
         """Polls once; returns the offsets that came."""
         try:
-            fetched = self.source.poll(most, seconds)
+            fetched = self.source.poll(most, seconds, least)
         except OffsetGone as gone:
             self.gone.append(gone)
             return {}

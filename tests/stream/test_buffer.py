@@ -24,7 +24,7 @@ class Told:
     def source(self, *_: object) -> "Told":
         return self
 
-    def poll(self, max_messages: int, seconds: float) -> list[Fetched]:
+    def poll(self, max_messages: int, seconds: float, min_messages: int = 1) -> list[Fetched]:
         self.asked.append(("poll", max_messages, seconds))
         answer = self.answers.pop(0) if self.answers else []
         if isinstance(answer, OffsetGone):

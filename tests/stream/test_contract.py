@@ -7,7 +7,7 @@ import time
 import pytest
 
 from streamtrain.errors import TopicMissing
-from streamtrain.stream.source import Bounds
+from streamtrain.stream.source import Bounds, Stream
 from tests.patience import PATIENCE
 from tests.stream.kinds import Place, fill, message
 from tests.stream.members import Member, group_of
@@ -69,6 +69,31 @@ def test_poll_waits_for_the_first_and_for_no_more(place: Place) -> None:
         assert member.take(1000, PATIENCE) == {1: [0]}
         assert time.monotonic() - begin < PATIENCE / 2
         later.join()
+
+
+def fill_in_turns(stream: Stream, messages: int) -> None:
+    for i in range(messages):
+        fill(stream, {i % 2: 1})
+
+
+def test_poll_waits_for_more_where_it_is_told_to(place: Place) -> None:
+    """For some time only, and some sources not at all."""
+    stream = place.make(2)
+    with Member(stream) as member:
+        member.take_until(lambda m: len(m.positions) == 2)
+        writer = threading.Thread(target=fill_in_turns, args=(stream, 9))
+        writer.start()
+        calls = 0
+        while member.count < 9:
+            member.take(5, PATIENCE, least=min(5, 9 - member.count))
+            calls += 1
+        writer.join()
+        assert calls == 2 or place.name != "kafka"
+        assert [member.offsets(p) for p in range(2)] == [list(range(5)), list(range(4))]
+        begin = time.monotonic()
+        fill(stream, {0: 1})
+        assert member.take(1000, 0.3, least=1000) == {0: [5]}
+        assert time.monotonic() - begin < PATIENCE / 2
 
 
 def test_reading_begins_where_the_listener_says(place: Place) -> None:

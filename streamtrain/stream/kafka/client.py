@@ -17,7 +17,7 @@ from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceR
 
 # Until Kafka counts as unreachable: a connection may end at any time, and be made again.
 _SUSPECT_SECONDS = 1.0  # once an attempt to connect has failed
-_RECONNECT_SECONDS = 5.0  # if a connection has only ended: the next attempt may wait for 1.5 x reconnect.backoff.max.ms
+_RECONNECT_SECONDS = 5.0  # otherwise: the next attempt may wait for 1.5 x reconnect.backoff.max.ms
 _ENDED = re.compile(r": Disconnected.*\(after \d{4,}ms in state UP")
 
 _CREDENTIALS = "check security.protocol, sasl.mechanism, sasl.username and sasl.password among the options"
@@ -157,7 +157,8 @@ class ConnectionMonitor:
         try:
             client.list_topics(topic, timeout=seconds)
         except KafkaException:
-            grace = _RECONNECT_SECONDS if self._has_only_ended() else _SUSPECT_SECONDS
+            # The report may be of an earlier outage: what counts is whether a connection has failed since.
+            grace = _SUSPECT_SECONDS if self.last_failure >= self._suspect_since else _RECONNECT_SECONDS
             if time.monotonic() - self._suspect_since > grace:
                 self._availability.mark_unreachable(self, self.reason)
         else:

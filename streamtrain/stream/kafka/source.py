@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import cast
 
@@ -69,6 +69,7 @@ class KafkaSource:
         self._listener = listener
         self._metadata = metadata
         self._positions: dict[int, int] = {}
+        self._moved: set[int] = set()  # assigned, sought or taken away within the last call of consume
         self._paused: set[int] = set()
         self._pending: set[int] = set()  # assigned by the group, but not by the listener: that failed, and is retried
         self._errors: deque[Exception] = deque()
@@ -107,11 +108,11 @@ class KafkaSource:
         self._errors.clear()  # the same one comes several times
         self._join()
 
-    def poll(self, max_messages: int, seconds: float) -> list[Fetched]:
+    def poll(self, max_messages: int, seconds: float, min_messages: int = 1) -> list[Fetched]:
         if self._pending:
             self._assign(sorted(self._pending))
         self._raise_error()
-        fetched = self._sort(self._consume(max_messages, seconds))
+        fetched = self._sort(self._consume(max_messages, seconds, min_messages))
         if not fetched:
             self._raise_error()
         return fetched  # an error that came with messages waits for the next call
@@ -126,27 +127,29 @@ class KafkaSource:
             if not isinstance(error, OffsetGone) or self._positions.get(error.partition) == error.wanted:
                 raise error
 
-    def _consume(self, max_messages: int, seconds: float) -> list[Message]:
-        """What is queued, or else the first message that comes."""
-        consumer = self._consumer
+    def _consume(self, max_messages: int, seconds: float, min_messages: int) -> list[Message]:
+        """What is queued, or else the first messages that come."""
         look = max(0.01, min(0.2 * seconds, _PROBE_SECONDS))
-        deadline = time.monotonic() + max(0.0, seconds - self._monitor.probe(consumer, self._topic, look))
-        messages = consumer.consume(max_messages, 0)
-        while self._only_ends(messages) and (left := deadline - time.monotonic()) > 0:
-            messages = consumer.consume(1, left)
-            if messages and max_messages > 1:
-                messages += consumer.consume(max_messages - 1, 0)
-            if not messages:
-                break
+        deadline = time.monotonic() + max(0.0, seconds - self._monitor.probe(self._consumer, self._topic, look))
+        messages = self._consumer.consume(max_messages, 0)
+        while (missing := self._missing(messages, min_messages)) and (left := deadline - time.monotonic()) > 0:
+            messages = self._consume_more(messages, missing, left)
+            messages = self._consume_more(messages, max_messages - len(messages), 0)
         return messages
 
-    def _only_ends(self, messages: list[Message]) -> bool:
-        """Whether all are ends of partitions, to which the positions then advance."""
-        if any(message.error() is None or not _is_end(message) for message in messages):
-            return False
-        for message in messages:
-            self._advance_to_end(message)
-        return True
+    def _consume_more(self, messages: list[Message], count: int, seconds: float) -> list[Message]:
+        """Adds messages; drops those that partitions have had which were sought or taken away meanwhile."""
+        self._moved.clear()
+        more = self._consumer.consume(count, seconds) if count > 0 else []
+        if self._moved:
+            messages = [one for one in messages if _PARTITION(one) not in self._moved or not _is_of_position(one)]
+        return messages + more
+
+    @staticmethod
+    def _missing(messages: list[Message], wanted: int) -> int:
+        """How many messages are missing; ends of partitions do not count."""
+        others = (message for message in messages if message.error() is None or not _is_end(message))
+        return wanted - sum(1 for _ in islice(others, wanted))
 
     def _sort(self, messages: list[Message]) -> list[Fetched]:
         """Groups messages by partition, with few operations for each message; handles errors."""
@@ -221,6 +224,7 @@ class KafkaSource:
         positions = self._listener.assigned(partitions) if partitions else {}
         self._consumer.incremental_assign([self._topic_partition(one, positions[one]) for one in partitions])
         self._positions |= {one: positions[one] for one in partitions}
+        self._moved.update(partitions)
         self._pending.difference_update(partitions)
 
     def _on_revoke(self, _: Consumer, given: Sequence[TopicPartition]) -> None:
@@ -258,6 +262,7 @@ class KafkaSource:
             self.resume(partitions)  # librdkafka would keep a pause where a partition comes back
             for one in partitions:
                 del self._positions[one]
+            self._moved.update(partitions)
 
     def _topic_partition(self, partition: int, offset: int, metadata: str = "") -> TopicPartition:
         if offset < 0:  # which has meanings of its own in librdkafka
@@ -275,6 +280,7 @@ class KafkaSource:
         """Fetches from there. librdkafka's own seek wants a partition that is being fetched of, without an error."""
         self._consumer.incremental_unassign([at])
         self._consumer.incremental_assign([at])
+        self._moved.add(at.partition)
         if at.partition in self._paused:
             self._consumer.pause([at])
 
@@ -356,6 +362,12 @@ class KafkaSource:
             self._positions.clear()
             self._consumer.close()
             self._monitor.close()
+
+
+def _is_of_position(message: Message) -> bool:
+    """Whether a message depends on where its partition was read; other errors do not."""
+    error = message.error()
+    return error is None or error.code() in _GONE or _is_end(message)
 
 
 def _is_end(message: Message) -> bool:

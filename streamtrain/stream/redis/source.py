@@ -45,7 +45,7 @@ class RedisSource:
         self._late = 0.0  # seconds in which the answer must come
         self._closed = False
 
-    def poll(self, max_messages: int, seconds: float) -> list[Fetched]:
+    def poll(self, max_messages: int, seconds: float, min_messages: int = 1) -> list[Fetched]:
         deadline = time.monotonic() + seconds
         self._lease.polled()
         while True:

@@ -2,8 +2,9 @@
 
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -86,6 +87,39 @@ def test_a_tombstone_is_an_empty_value(place: Place) -> None:
     with Member(stream) as member:
         member.take_until(lambda m: m.count == 4)
         assert member.values(0) == [b"a", b"", b"", b"b"]
+
+
+class Rewinder(Member):
+    """Goes back to the start of all that it keeps when something is taken away, as a loop does."""
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        super().revoked(partitions)
+        for partition in set(self.positions) - {*partitions}:
+            self.source.seek(partition, 0)
+
+
+def test_what_a_poll_holds_is_dropped_when_the_listener_goes_back(place: Place) -> None:
+    """A poll that waits for more has messages already when partitions are taken away, and others are sought."""
+    stream = place.make(2)
+    fill(stream, {0: 20, 1: 20})
+    with Rewinder(stream) as first:
+        first.take_until(lambda m: len(m.positions) == 2)
+
+        def wait_with_messages() -> None:
+            for partition in first.positions:
+                first.source.seek(partition, 0)
+            first.take(1, PATIENCE)  # the others are here by then
+            first.take(1000, 1.0, least=1000)  # asserts that offsets ascend
+
+        with Member(stream) as second:
+            joining = threading.Thread(target=second.take_until, args=(lambda m: len(m.positions) == 1,))
+            joining.start()
+            until(lambda: len(first.positions) == 1, doing=wait_with_messages)
+            joining.join()
+            (kept,) = first.positions
+            assert ("revoked", [1 - kept]) in first.events
+            first.take_until(lambda m: m.positions[kept] == 20)
+            assert first.offsets(kept)[-20:] == list(range(20))
 
 
 def test_gaps_of_transactions_are_passed(place: Place) -> None:
