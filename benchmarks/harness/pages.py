@@ -24,7 +24,8 @@ def about(found: Mapping[str, Any]) -> str:
     names = ("python", "tensorflow", "numpy", "grpcio", "fastapi")
     used = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
     return (
-        f"Measured {found['date']} at commit {found['commit'] or '(none)'}{turns}; medians. "
+        f"Last measured {found['date']} at commit {found['commit'] or '(none)'}{turns}; medians. What was not measured "
+        "again then has figures of an earlier run on such a machine. "
         f"{machine['cores']}{kind} cores ({machine['cpu']}, {machine['simd']}), {machine['memory_gb']:g} GiB; {used}."
     )
 

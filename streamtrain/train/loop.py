@@ -450,7 +450,8 @@ class Loop:
             self._settle()
             return True
         if waiting := self._waiting():
-            least = self._config.batch_size - waiting  # that fill the batch: fewer need not wake this thread
+            # As many as fill the batch: fewer need not wake this thread.
+            least = max(self._config.batch_size - waiting, 1)
             self._fetch(max(self._wanted(), 1), self._linger.remaining(waiting), least)
             return True
         self._client.park(self._intake.idle())

@@ -729,3 +729,17 @@ def test_bad_arguments() -> None:
     with pytest.raises(TypeError):
         table.pull(key, out=np.ones((1, 2), np.float64))
     assert len(table) == 0
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dim", [1, 7, 4096])
+def test_the_size_of_the_state_is_known_without_a_table(optimizer: _core.OptimizerName, dim: int) -> None:
+    assert _core.state_size(optimizer, dim) == _core.Table(dim, optimizer=optimizer, rate=0.1).state_size
+
+
+def test_no_optimizer_has_no_size() -> None:
+    with pytest.raises(ValueError, match="optimizer must be sgd, adagrad, rowwise_adagrad, adam or ftrl"):
+        _core.state_size("rmsprop", 1)  # type: ignore[arg-type]
+    for dim in (0, 4097):
+        with pytest.raises(ValueError, match="dim must be between 1 and 4096"):
+            _core.state_size("adam", dim)
