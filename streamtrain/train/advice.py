@@ -23,6 +23,7 @@ POINTS = 128
 """Maximum number of points of a learning curve; then neighbours are merged."""
 
 _FIRST_SEGMENT = 128  # samples
+_FOLDED_SAMPLES = 8192  # at which an advisor adds up what it has seen
 _FEW_SAMPLES = 100  # below which nothing is constant
 _MIN_SAMPLES = 1000  # below which figures say nothing
 _MIN_IDS = 10_000  # of a table: at the beginning of any stream, most ids are new
@@ -166,6 +167,8 @@ class Advisor:
         self._extremes = np.array([[np.inf] * len(model.labels), [-np.inf] * len(model.labels)])
         self._moments = np.zeros((3, len(model.labels)))  # weight, and weighted sums of labels and their squares
         self._outside = np.zeros(len(model.labels), np.int64)
+        self._pending: list[tuple[Floats, Floats, Floats]] = []  # not yet part of the three before
+        self._waiting = 0  # their samples
 
     def update(self, batch: Batch, predictions: Floats, weights: Floats) -> None:
         """Adds a batch that was predicted and is not empty."""
@@ -178,12 +181,22 @@ class Advisor:
         if (self._numbers[0] >= self._numbers[1]).any():
             self._numbers[0] = np.minimum(self._numbers[0], batch.numeric.min(axis=0))
             self._numbers[1] = np.maximum(self._numbers[1], batch.numeric.max(axis=0))
+        self._pending.append((predictions, batch.labels, weights))
+        self._waiting += len(batch)
+        if self._waiting >= _FOLDED_SAMPLES:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Adds what is pending: many batches at once, as small ones would cost as much each."""
+        if not self._pending:
+            return
+        predictions, labels, weights = (np.concatenate(parts) for parts in zip(*self._pending, strict=True))
+        self._pending, self._waiting = [], 0
         self._outside += ((predictions < 0) | (predictions > 1)).sum(axis=0)
-        known = ~np.isnan(batch.labels)
-        labels, weighted = np.where(known, batch.labels, 0).astype(np.float64), known * weights[:, None]
-        self._moments += np.stack([weighted.sum(0), (weighted * labels).sum(0), (weighted * labels**2).sum(0)])
-        lows = np.where(known, batch.labels, np.inf).min(axis=0)
-        highs = np.where(known, batch.labels, -np.inf).max(axis=0)
+        known = ~np.isnan(labels)
+        values, weighted = np.where(known, labels, 0).astype(np.float64), known * weights[:, None]
+        self._moments += np.stack([weighted.sum(0), (weighted * values).sum(0), (weighted * values**2).sum(0)])
+        lows, highs = np.where(known, labels, np.inf).min(axis=0), np.where(known, labels, -np.inf).max(axis=0)
         self._extremes = np.stack([np.minimum(self._extremes[0], lows), np.maximum(self._extremes[1], highs)])
 
     def _compare_ids(self, f: int, batch: Batch) -> None:
@@ -196,6 +209,7 @@ class Advisor:
 
     def advice(self, learning: Learning) -> list[str]:
         """What to change, a sentence or two each; empty if nothing is known to be wrong."""
+        self._fold()
         found = self._constants() if self._samples >= _FEW_SAMPLES else []
         if learning.non_finite:
             found.append(

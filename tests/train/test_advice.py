@@ -11,7 +11,8 @@ import pytest
 
 import streamtrain as st
 from streamtrain.model.features import Feature
-from streamtrain.train.advice import POINTS, LearningCurve
+from streamtrain.model.samples import SampleReader
+from streamtrain.train.advice import POINTS, Advisor, Learning, LearningCurve
 from tests.models import Sample, logistic, make
 
 USER = st.Categorical("user", dim=4)
@@ -205,6 +206,30 @@ def test_the_curve_does_not_depend_on_batches() -> None:
         curves.append(curve.points()["y"])
     assert len(curves[0]) == 5000 // 128
     assert all(curve == curves[0] for curve in curves)
+
+
+@pytest.mark.parametrize("ask_every", [1, 7, 100])
+def test_what_is_found_does_not_depend_on_when_it_is_asked(ask_every: int) -> None:
+    """Predictions are random; the labels of the first 9,000 samples are 1, so that the first 8,192 do not vary."""
+    batch_size, samples = 300, 12_000
+    rng = np.random.default_rng(11)
+    predictions = rng.normal(0.5, 0.3, (samples, 1)).astype(np.float32)
+    labels = np.ones((samples, 1), np.float32)
+    labels[9_000:] = 0
+    model = make([USER])
+    advisor, read = Advisor(model), SampleReader(model)
+    found: list[str] = []
+    for at in range(0, samples, batch_size):
+        part = slice(at, at + batch_size)
+        columns = {"ts": np.arange(at, at + batch_size), "user": rng.integers(0, 20, batch_size)}
+        ((batch, _),) = read.batches(columns | {"label": labels[part, 0]}, batch_size)
+        advisor.update(batch, predictions[part], batch.weights)
+        if at // batch_size % ask_every == ask_every - 1:
+            found = advisor.advice(Learning({"user": 20}, {"user": 0}, 0, 1.0))
+            assert any("is 1 in all" in one for one in found) == (at + batch_size <= 9_000)
+    found = advisor.advice(Learning({"user": 20}, {"user": 0}, 0, 1.0))
+    outside = int(((predictions < 0) | (predictions > 1)).sum())
+    assert any(f"{outside:,} of 12,000 predictions of 'label' are outside" in one for one in found)
 
 
 def test_a_learner_tells_of_itself() -> None:
