@@ -203,7 +203,7 @@ def test_the_curve_does_not_depend_on_batches() -> None:
         for at in range(0, 5000, size):
             rows = slice(at, at + size)
             curve.update(predictions[rows], labels[rows], np.ones(len(labels[rows]), np.float32))
-        curves.append(curve.points()["y"])
+        curves.append([point.as_dict() for point in curve.points()["y"]])
     assert len(curves[0]) == 5000 // 128
     assert all(curve == curves[0] for curve in curves)
 

@@ -222,7 +222,7 @@ def test_window_of_batches_that_do_not_divide_it() -> None:
 def test_window_that_is_not_full_is_the_total() -> None:
     p, y, w = clicks(1)
     validation = validate(p, y, w, window=100_000)
-    assert validation.window() == validation.total()
+    assert_same(validation.window()["click"], validation.total()["click"])
 
 
 def test_one_batch_larger_than_the_window() -> None:
@@ -234,5 +234,5 @@ def test_one_batch_larger_than_the_window() -> None:
 def test_reading_metrics_changes_nothing() -> None:
     p, y, w = clicks(3)
     validation = validate(p, y, w, window=100)
-    assert validation.total() == validation.total()
-    assert validation.window() == validation.window()
+    assert_same(validation.total()["click"], validation.total()["click"])
+    assert_same(validation.window()["click"], validation.window()["click"])
