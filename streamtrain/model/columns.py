@@ -5,7 +5,8 @@ decoder reports a reason, a field and a position.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
@@ -32,6 +33,7 @@ _YEAR_2100 = 4_102_444_800
 _SHOWN = 60  # characters of a value
 _NAMES = 20  # fields that are listed
 _NEAR = 16  # bytes shown around a position
+_SINGLE = str | int | float | np.generic
 
 
 class Describer:
@@ -155,29 +157,38 @@ def _shown_bytes(message: bytes, first: int, last: int) -> str:
 _LONGEST_INTEGER = 20  # characters of an integer of 64 bits
 
 
-def as_table(samples: Any) -> pa.Table | None:
-    """An Arrow table of the samples if they are columns, else None.
+def _table_of_frame(frame: Any, fields: Set[str]) -> pa.Table:
+    """The columns and the levels of the index of a pandas frame that are among `fields`."""
+    try:
+        read = [name for name in frame.columns if name in fields] or frame.columns[:1]  # one tells how many samples
+        return pa.Table.from_pandas(frame, columns=read, preserve_index=not fields.isdisjoint(frame.index.names))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as exc:
+        raise ConfigError(f"a column cannot hold samples: {'; '.join(map(str, exc.args))}") from exc
 
-    Raises:
-        ConfigError: the columns differ in length, or one cannot be a column.
-        TypeError: it is a single sample.
-    """
-    if isinstance(samples, pa.Table):
-        return samples
-    if hasattr(samples, "__arrow_c_stream__") or hasattr(samples, "__arrow_c_array__"):
+
+def _table_of_arrow(samples: Any) -> pa.Table:
+    """Of anything that gives Arrow data."""
+    try:
         return pa.table(samples)
-    if not isinstance(samples, Mapping):
-        return None
-    single = [
-        name for name, value in samples.items() if value is None or isinstance(value, str | int | float | np.generic)
-    ]
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as exc:
+        raise TypeError(
+            f"samples must be a list of samples or a table, not a {type(samples).__name__} ({exc}); of a pandas frame, "
+            "frame.iloc[[0]] is a table of one sample"
+        ) from exc
+
+
+def _table_of_mapping(samples: Mapping[str, Any], fields: Set[str]) -> pa.Table:
+    """The columns of a mapping that are among `fields`."""
+    read = [name for name in samples if name in fields]
+    given = {name: samples[name] for name in read or [*samples][:1]}  # one tells how many samples
+    single = [name for name, value in given.items() if value is None or isinstance(value, _SINGLE)]
     if single:
         raise TypeError(
             f"samples must be a list of samples or a dict of columns, but {single[0]!r} is the single value "
             f"{samples[single[0]]!r}; put a single sample in a list: [sample]"
         )
     columns: dict[str, pa.Array] = {}
-    for name, column in samples.items():
+    for name, column in given.items():
         try:
             columns[name] = pa.array(column)
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as exc:
@@ -194,13 +205,7 @@ def has_column(table: pa.Table, name: str) -> bool:
 
 
 def get_column(table: pa.Table, name: str) -> pa.Array:
-    """A column in one piece.
-
-    Raises:
-        ConfigError: the column is missing.
-    """
-    if not has_column(table, name):
-        raise ConfigError(f"missing column {name!r}; the columns are {table.column_names}")
+    """A column in one piece."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
@@ -209,7 +214,7 @@ def number_column(table: pa.Table, name: str) -> pa.Array:
     """A column of numbers, booleans or nulls.
 
     Raises:
-        ConfigError: the column is missing, or has another type.
+        ConfigError: the column has another type.
     """
     column = get_column(table, name)
     if not is_numeric(column.type) and not pa.types.is_boolean(column.type) and not pa.types.is_null(column.type):
@@ -257,7 +262,10 @@ def hash_ids(column: pa.Array, name: str, longest: int) -> tuple[NDArray[np.uint
     if is_text(column.type):
         text, offsets = text_buffers(column)
         return hash_strings(text, offsets), np.diff(offsets) > longest
-    raise ConfigError(f"column {name!r} is {column.type}; ids are integers or text")
+    hint = ""
+    if pa.types.is_floating(column.type):  # what pandas makes of integers if one is missing
+        hint = "; if they are integers of a pandas frame, some of them missing, use .astype('Int64')"
+    raise ConfigError(f"column {name!r} is {column.type}; ids are integers or text{hint}")
 
 
 def text_buffers(column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -320,6 +328,43 @@ class ColumnReader:
         self._model, self._describer = model, describer
         self._schema = model.schema
         self._with_labels = with_labels
+        inputs: tuple[Categorical | Numeric, ...] = (*self._schema.categoricals, *self._schema.numerics)
+        fields, required = {one.field_name for one in inputs}, {one.field_name for one in inputs if one.default is None}
+        if (time := self._schema.time) is not None:
+            fields.add(time)
+            required |= {time} if with_labels else set()
+        if with_labels:
+            fields |= {one.name for one in model.labels}
+            fields |= {self._schema.weight} if self._schema.weight is not None else set()
+            required |= {one.name for one in model.labels if not one.optional}
+        self._fields, self._required = fields, required
+
+    def as_table(self, samples: Any) -> pa.Table | None:
+        """An Arrow table of the samples if they are columns, else None.
+
+        Columns of pandas and of a mapping that the model does not read are left out, so that they can hold anything.
+
+        Raises:
+            ConfigError: a column is missing or cannot be one, or columns differ in length.
+            TypeError: it is a single sample, or a single column.
+        """
+        pandas = sys.modules.get("pandas")  # who has a frame has imported it
+        if isinstance(samples, pa.Table):
+            table, names = samples, samples.column_names
+        elif pandas is not None and isinstance(samples, pandas.DataFrame):
+            table = _table_of_frame(samples, self._fields)
+            names = list(dict.fromkeys([*map(str, samples.columns), *table.column_names]))
+        elif hasattr(samples, "__arrow_c_stream__") or hasattr(samples, "__arrow_c_array__"):
+            table = _table_of_arrow(samples)
+            names = table.column_names
+        elif isinstance(samples, Mapping):
+            table, names = _table_of_mapping(samples, self._fields), [*samples]
+        else:
+            return None
+        for name in sorted(self._required):
+            if not has_column(table, name):
+                raise ConfigError(f"missing column {name!r}; the columns are {names}")
+        return table
 
     def read(self, table: pa.Table, start: int = 0) -> tuple[Batch, list[BadSample]]:
         """Reads a table as one batch; `start` is the position of its first sample.
@@ -366,7 +411,7 @@ class ColumnReader:
 
     def _times(self, table: pa.Table, refused: _Refused) -> NDArray[np.float64]:
         name = self._schema.time
-        if name is None or (not self._with_labels and not has_column(table, name)):
+        if name is None or not has_column(table, name):
             return np.zeros(table.num_rows)
         column = get_column(table, name)
         if pa.types.is_date(column.type):
@@ -404,7 +449,7 @@ class ColumnReader:
         return labels, stored
 
     def _label(self, table: pa.Table, label: Label, refused: _Refused) -> NDArray[np.float32]:
-        if label.optional and not has_column(table, label.name):
+        if not has_column(table, label.name):
             return np.full(table.num_rows, np.nan, np.float32)
         values, missing = floats(number_column(table, label.name))
         if not label.optional:
@@ -419,7 +464,7 @@ class ColumnReader:
 
     def _number(self, table: pa.Table, feature: Numeric, refused: _Refused) -> NDArray[np.float32]:
         name = feature.field_name
-        if feature.default is not None and not has_column(table, name):
+        if not has_column(table, name):
             values, missing = np.zeros(table.num_rows), np.ones(table.num_rows, bool)
         else:
             values, missing = floats(number_column(table, name))
@@ -434,7 +479,7 @@ class ColumnReader:
         """Keys and offsets of one feature."""
         name, samples = feature.field_name, table.num_rows
         default = None if feature.default is None else hash_bytes(str(feature.default).encode())
-        if default is not None and not has_column(table, name):
+        if not has_column(table, name):
             return np.full(samples, default, np.uint64), np.arange(samples + 1, dtype=np.int32)
         column = get_column(table, name)
         if pa.types.is_dictionary(column.type):

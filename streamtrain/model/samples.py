@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamtrain._core import DECODE_REASONS, CategoricalSpec, CrossSpec, Decoder, LabelSpec, NumericSpec
 from streamtrain.errors import BadSample, ConfigError
 from streamtrain.model.batch import Batch
-from streamtrain.model.columns import DETAILED, DETAILED_BYTES, ColumnReader, Describer, as_table, describe_future
+from streamtrain.model.columns import DETAILED, DETAILED_BYTES, ColumnReader, Describer, describe_future
 from streamtrain.model.model import Model
 
 LATE, FUTURE = "late", "future"
@@ -95,12 +95,12 @@ class SampleReader:
         if isinstance(samples, Batch):
             yield samples, []
             return
-        table = as_table(samples)
+        table = self._columns.as_table(samples)
         if table is not None:
             for start in range(0, table.num_rows, batch_size):
                 yield self._without_future(*self._columns.read(table.slice(start, batch_size), start))
             return
-        if isinstance(samples, bytes | str | os.PathLike):
+        if isinstance(samples, bytes | str | os.PathLike) or not isinstance(samples, Iterable):
             raise TypeError(_not_samples(samples))
         rows, start = iter(samples), 0
         while chunk := list(islice(rows, batch_size)):
@@ -178,7 +178,9 @@ def _message(sample: bytes | str | Mapping[str, Any]) -> bytes:
     raise TypeError(f"a sample must be bytes, str or a dict, not {type(sample).__name__}")
 
 
-def _not_samples(given: bytes | str | os.PathLike[str]) -> str:
+def _not_samples(given: object) -> str:
+    if not isinstance(given, bytes | str | os.PathLike):
+        return f"samples must be a list of samples or a table, not {given!r}"
     text = os.fspath(given)
     if isinstance(text, bytes) or text.lstrip().startswith("{"):
         return "samples must be a list of samples; put a single one in a list"

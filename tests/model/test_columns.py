@@ -73,10 +73,14 @@ READER = reader(stm.Categorical("user", 4), stm.Categorical("tags", 4), stm.Nume
         pa.RecordBatch.from_pydict(TABLE),
         pa.concat_tables([pa.table(TABLE).slice(0, 1), pa.table(TABLE).slice(1)]),
         pd.DataFrame(TABLE),
-        pd.DataFrame(TABLE, index=[7, 3, 3]),
+        pd.DataFrame(TABLE, index=[7, "a", None]),
         pd.DataFrame(TABLE).astype({"user": "category", "label": "Int8", "price": "float32"}),
         pd.DataFrame(TABLE).convert_dtypes(),
-        {**TABLE, "label": [False, True, True], "unread": [object, None, 3j] and [None] * 3},
+        pd.DataFrame(TABLE).set_index("label"),
+        pd.DataFrame(TABLE).set_index(["label", "price"]),
+        pd.DataFrame({**TABLE, "unread": [object(), None, 3j]}),
+        {**TABLE, "label": [False, True, True], "unread": [object(), None, 3j]},
+        {**TABLE, "unread": "for all", "of another length": [1]},
     ],
     ids=lambda samples: type(samples).__name__,
 )
@@ -126,10 +130,50 @@ def test_column_that_is_missing() -> None:
             read(READER, {other: column for other, column in TABLE.items() if other != name})
 
 
+@pytest.mark.parametrize("samples", [{"unread": [1, 2]}, pd.DataFrame({"unread": [1, 2]}, index=["a", 7])])
+def test_where_all_fields_may_be_missing_columns_tell_how_many_samples_there_are(samples: Any) -> None:
+    number = stm.Numeric("x", default=2.0, transform=None)
+    of_defaults = reader(stm.Categorical("user", 4, default="?"), number, with_labels=False)
+    batch, bad = read(of_defaults, samples)
+    assert not bad
+    assert batch.numeric.tolist() == [[2.0]] * 2
+
+
+def test_columns_that_are_missing_are_told_with_all_that_there_are() -> None:
+    frame = pd.DataFrame({**TABLE, "unread": [1, "a", object()]}).drop(columns="user").set_index("label")
+    with pytest.raises(
+        stm.ConfigError, match=r"missing column 'user'; the columns are \['tags', 'price', 'unread', 'label'\]"
+    ):
+        read(READER, frame)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (
+            pd.DataFrame(TABLE).iloc[0],
+            r"not a Series \(.*; of a pandas frame, frame.iloc\[\[0\]\] is a table of one sample",
+        ),
+        (pd.DataFrame(TABLE)["price"], "not a Series"),
+        (pa.array([1, 2]), "not a Int64Array"),
+        (None, "not None"),
+        (7, "not 7"),
+    ],
+)
+def test_what_is_no_table(samples: Any, message: str) -> None:
+    with pytest.raises(TypeError, match="samples must be a list of samples or a table, " + message):
+        read(READER, samples)
+
+
+def test_a_frame_whose_column_is_none() -> None:
+    with pytest.raises(stm.ConfigError, match=r"a column cannot hold samples: .*column user"):
+        read(READER, pd.DataFrame({**TABLE, "user": [1, "a", object()]}))
+
+
 @pytest.mark.parametrize(
     ("name", "column", "message"),
     [
-        ("user", [1.5, 2.0, 3.0], "column 'user' is double; ids are integers or text"),
+        ("user", [1.5, 2.0, 3.0], r"column 'user' is double; ids are integers or text; .* use .astype\('Int64'\)"),
         ("user", [True, False, True], "column 'user' is bool; ids are integers or text"),
         ("tags", [[1.5], [], []], "column 'tags' is double; ids are integers or text"),
         ("tags", [[["x"]], [], []], "column 'tags' is .*; ids are integers or text"),

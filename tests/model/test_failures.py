@@ -24,15 +24,15 @@ def loaded(tmp_path: Path, text: str) -> str:
 
 
 def test_errors_in_the_file_show_its_lines(tmp_path: Path) -> None:
-    said = loaded(tmp_path, "def f():\n    return 1 / 0\n\nf()\n").splitlines()
-    assert [line for line in said if line.strip(" ~^")] == [  # marks differ between versions of Python
+    lines = loaded(tmp_path, "def f():\n    return 1 / 0\n\nf()\n").splitlines()
+    assert [line for line in lines if line.strip(" ~^")] == [  # marks differ between versions of Python
         "model file './m.py' fails with ZeroDivisionError: division by zero",
         '  File "./m.py", line 4, in <module>',
         "    f()",
         '  File "./m.py", line 2, in f',
         "    return 1 / 0",
     ]
-    assert said[-1] == "           ~~^~~"
+    assert lines[-1] == "           ~~^~~"
     said = loaded(tmp_path, "import json\njson.loads('{')\n")
     assert said.count("  File ") == 1
     assert '  File "./m.py", line 2, in <module>' in said
