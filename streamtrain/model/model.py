@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import random
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -57,9 +58,9 @@ class Model:
             a mapping from label name to it.
         loss: one of "binary_crossentropy" (the graph ends in a sigmoid), "fake_negative_weighted" (the same, for
             streams in which every sample is a negative first, and each positive follows as a second sample),
-            "mean_squared_error", "mean_absolute_error", "huber", "poisson", or a callable of (labels [batch, 1],
-            predictions [batch, 1]) that returns `[batch]`. For several labels a mapping from label name to loss, or
-            one loss for all.
+            "mean_squared_error", "mean_absolute_error", "huber", "poisson"; a Keras loss, whose values per sample are
+            taken, whatever its reduction; or a callable of (labels [batch, 1], predictions [batch, 1]) that returns
+            `[batch]`. For several labels a mapping from label name to loss, or one loss for all.
         embedding_optimizer: for the rows of all tables that name none of their own.
         dense_optimizer: for the weights of the graph: SGD, Adagrad or Adam.
         name: the name under which it is served.
@@ -104,7 +105,7 @@ class Model:
         self.seed = seed
         self._check_options()
         names = [label.name for label in schema.labels]
-        self.losses = _per_label("loss", loss, names)
+        self.losses = {name: _of_keras(one) for name, one in _per_label("loss", loss, names).items()}
         self.loss_weights = _per_label("loss_weights", 1.0 if loss_weights is None else {**loss_weights}, names)
         for label, factor in self.loss_weights.items():
             if not is_number(factor) or not math.isfinite(factor):
@@ -344,9 +345,34 @@ def _per_label(option: str, given: Any, names: list[str]) -> dict[str, Any]:
     return {name: given.get(name, 1.0) for name in names}
 
 
+def _of_keras(loss: Any) -> Any:
+    """A loss of Keras by its name if that means the same, else as a function of values per sample; others as given."""
+    keras = sys.modules.get("keras")  # who has a loss of it has imported it
+    if keras is None:
+        return loss
+
+    def settings(of: Any) -> dict[str, Any]:
+        return {name: value for name, value in of.get_config().items() if name not in ("name", "reduction", "dtype")}
+
+    for name in LOSSES:
+        kind = getattr(keras.losses, name.title().replace("_", ""), None)
+        is_plain = kind is not None and type(loss) is kind and settings(loss) == settings(kind())
+        if is_plain or (callable(loss) and loss is getattr(keras.losses, name, None)):
+            return name
+    return loss.call if isinstance(loss, keras.losses.Loss) else loss
+
+
+def _kind_of_label(loss: Any) -> LabelKind:
+    """What a callable's label is unless the schema says it."""
+    keras, given = sys.modules.get("keras"), getattr(loss, "__self__", None)
+    if keras is None or not isinstance(given, keras.losses.BinaryCrossentropy | keras.losses.BinaryFocalCrossentropy):
+        return "real"
+    return "real" if given.get_config()["from_logits"] else "binary"
+
+
 def _resolve(label: Label, loss: Loss) -> Label:
     if callable(loss):
-        return Label(label.name, kind=label.kind or "real", optional=label.optional)
+        return Label(label.name, kind=label.kind or _kind_of_label(loss), optional=label.optional)
     if not isinstance(loss, str) or loss not in LOSSES:
         raise ConfigError(f"loss must be one of {', '.join(LOSSES)} or a callable, not {loss!r}")
     if label.kind not in (None, LOSSES[loss]):

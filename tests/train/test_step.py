@@ -290,7 +290,6 @@ def test_graph_whose_outputs_do_not_fit(graph: Any, message: str) -> None:
     "loss",
     [
         lambda y, p: keras.ops.mean(y - p),
-        keras.losses.BinaryCrossentropy(),
         lambda y, p: keras.ops.concatenate([y, p], axis=1),
     ],
 )
@@ -301,18 +300,46 @@ def test_loss_that_is_not_by_sample(loss: Any) -> None:
         stm.Learner(model)
 
 
+class SquaredError(keras.losses.Loss):  # type: ignore[misc]
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return (y_true - y_pred) ** 2
+
+
 @pytest.mark.parametrize(
     "loss",
     [
         lambda y, p: (y - p) ** 2,
         lambda y, p: keras.ops.sum((y - p) ** 2, axis=1),
+        keras.losses.MeanSquaredError(),
         keras.losses.MeanSquaredError(reduction=None),
         keras.losses.mean_squared_error,
+        SquaredError(),
     ],
 )
 def test_loss_by_sample(loss: Any) -> None:
     model = make([stm.Numeric("x", transform=None)], lambda inputs: inputs["x"] * 1.0, loss=loss)
     assert stm.Learner(model).learn([{"ts": 0, "x": 3, "label": 1}, {"ts": 0, "x": 1, "label": 1}]).loss == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "kind"),
+    [
+        (keras.losses.BinaryCrossentropy(reduction="sum", name="mine"), "binary_crossentropy", "binary"),
+        (keras.losses.binary_crossentropy, "binary_crossentropy", "binary"),
+        (keras.losses.Huber(), "huber", "real"),
+        (keras.losses.Poisson(), "poisson", "count"),
+        (keras.losses.MeanAbsoluteError(), "mean_absolute_error", "real"),
+        (keras.losses.BinaryCrossentropy(from_logits=True), None, "real"),
+        (keras.losses.BinaryCrossentropy(label_smoothing=0.1), None, "binary"),
+        (keras.losses.BinaryFocalCrossentropy(), None, "binary"),
+        (keras.losses.BinaryFocalCrossentropy(from_logits=True), None, "real"),
+        (SquaredError(), None, "real"),
+    ],
+)
+def test_losses_of_keras_are_the_named_ones_unless_they_differ(given: Any, name: str | None, kind: str) -> None:
+    model = make([stm.Numeric("x", transform=None)], lambda inputs: inputs["x"] * 1.0, loss=given)
+    assert model.losses["label"] == name if name else callable(model.losses["label"])
+    assert model.labels[0].kind == kind
 
 
 def test_graph_with_weights_that_are_not_float32() -> None:
