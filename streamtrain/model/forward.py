@@ -89,8 +89,20 @@ def tensor_view(tensor: "tf.Tensor") -> NDArray[np.float32]:
 
 
 Floats = NDArray[np.float32]
-Made = tuple[dict[str, Any], list[Any]]
-"""Outputs of a graph by name, and its non-trainable weights afterwards."""
+
+
+class Made(NamedTuple):
+    """What a call of a graph gives.
+
+    Attributes:
+        outputs: predictions [n, 1] by label.
+        state: non-trainable weights after it.
+        penalties: what its layers add to the mean loss, such as regularizers; in training only.
+    """
+
+    outputs: dict[str, Any]
+    state: list[Any]
+    penalties: list[Any]
 
 
 class Columns(NamedTuple):
@@ -221,17 +233,19 @@ class Forward:
             training: whether layers behave as in training.
         """
         pieces = split_columns(features, self._widths)
-        inputs = self._inputs(pieces)
-        outputs, new_state = self._model.keras.stateless_call(trainable, state, inputs, training=training)
+        made = self.call_parts(trainable, state, pieces, training=training)
         self._tf.autograph.experimental.do_not_convert(fuse_concats)(features, pieces)
-        return outputs, new_state
+        return made
 
     def call_parts(
         self, trainable: list["tf.Tensor"], state: list["tf.Tensor"], parts: list["tf.Tensor"], *, training: bool
     ) -> Made:
         """Like `call`, on the parts of the matrix: one for each feature, then the lengths of sequences."""
-        outputs: Made = self._model.keras.stateless_call(trainable, state, self._inputs(parts), training=training)
-        return outputs
+        inputs = self._inputs(parts)
+        outputs, new_state, *rest = self._model.keras.stateless_call(
+            trainable, state, inputs, training=training, return_losses=training
+        )
+        return Made(outputs, new_state, rest[0] if training else [])
 
     def _inputs(self, parts: list["tf.Tensor"]) -> dict[str, Any]:
         """The graph's named inputs."""
@@ -247,7 +261,8 @@ class Forward:
 
     def predictions(self, outputs: dict[str, Any]) -> "tf.Tensor":
         """The outputs as columns in the order of the labels; Keras may return them in another order."""
-        return self._tf.concat([outputs[label.name] for label in self._model.labels], 1)
+        tf = self._tf
+        return tf.concat([tf.cast(outputs[label.name], tf.float32) for label in self._model.labels], 1)
 
 
 _HIDING_NAN = {

@@ -55,7 +55,8 @@ class Model:
     Args:
         schema: the fields of a sample and the features made of them.
         graph: called once with {feature name: Keras tensor}; returns the prediction `[batch, 1]`, or for several labels
-            a mapping from label name to it.
+            a mapping from label name to it. What its layers add to the loss, such as regularizers, counts in each step
+            as in one of Keras; weights with a constraint are refused.
         loss: one of "binary_crossentropy" (the graph ends in a sigmoid), "fake_negative_weighted" (the same, for
             streams in which every sample is a negative first, and each positive follows as a second sample),
             "mean_squared_error", "mean_absolute_error", "huber", "poisson"; a Keras loss, whose values per sample are
@@ -210,6 +211,12 @@ class Model:
         for weight in weights:
             if weight.dtype != "float32":
                 raise ConfigError(f"graph: weight {weight.path!r} is {weight.dtype}; trainable weights must be float32")
+            if weight.constraint is not None:
+                raise ConfigError(
+                    f"graph: weight {weight.path!r} has the constraint {type(weight.constraint).__name__}, but shards "
+                    "change weights without it; make the graph use a function of the weight that keeps to it, such as "
+                    "keras.ops.softplus for weights that must not be negative"
+                )
         return DenseLayout(tuple(w.path for w in weights), tuple(tuple(w.shape) for w in weights))
 
     @cached_property

@@ -78,5 +78,5 @@ class Graph:
     def function(self, tensors: Tensors, matrix: Any) -> Any:
         """What is traced: `call`, in TensorFlow's operations."""
         trainable, state = tensors[: self._trainable], tensors[self._trainable :]
-        outputs, _ = self._forward.call(trainable, state, matrix, training=False)
+        outputs, *_ = self._forward.call(trainable, state, matrix, training=False)
         return self._forward.predictions(outputs)

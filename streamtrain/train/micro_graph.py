@@ -263,11 +263,12 @@ class MicroGraph:
         parts = self._parts(k, ids, of)
         known = forward.merge(state.own, state.statistics)
         weights = self._unpack(state.dense)
-        outputs, new_known = forward.call_parts(weights, known, parts, training=True)
-        loss = self._step.loss(outputs, of.labels[k], of.weights[k])
+        outputs, new_known, penalties = forward.call_parts(weights, known, parts, training=True)
+        samples = tf.cast(tf.clip_by_value(of.count - k * self._size, 1, self._size), tf.float32)
+        loss = self._step.loss(outputs, of.labels[k], of.weights[k], penalties, samples)
         gradients = tf.gradients(loss, [*ids, *weights], unconnected_gradients=tf.UnconnectedGradients.ZERO)
         of_ids, of_weights = gradients[: len(ids)], gradients[len(ids) :]
-        share = 1.0 / tf.cast(tf.clip_by_value(of.count - k * self._size, 1, self._size), tf.float32)
+        share = 1.0 / samples
         if reduction != "sum":
             of_weights = [one * share for one in of_weights]
         rows, row_gradients, unusable = [], [], []
@@ -287,7 +288,7 @@ class MicroGraph:
             unusable.append(state.unusable[g] + tf.where(tf.abs(gradient) < _LIMIT, 0.0, 1.0))
         dense, slots, done = self._step_dense(of, state, self._pack(of_weights))
         if self._step.differs:
-            outputs, _ = forward.call_parts(weights, known, parts, training=False)
+            outputs, *_ = forward.call_parts(weights, known, parts, training=False)
         # The sum where the model says so, else the mean; both weighed by the number of samples.
         values = [forward.predictions(outputs), loss / share if reduction == "sum" else loss, *row_gradients]
         made = [array.write(k, value) for array, value in zip(state.made, values, strict=True)]

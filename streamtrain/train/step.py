@@ -133,9 +133,10 @@ class Step:
     ) -> Any:
         tf = self._tf
         weights, state = self.weights(parameters, own)
-        outputs, new_state = self.forward.call(weights, state, features, training=True)
-        loss = self.loss(outputs, labels, sample_weights)
-        share = 1.0 / tf.cast(tf.maximum(tf.shape(labels)[0], 1), tf.float32)
+        outputs, new_state, penalties = self.forward.call(weights, state, features, training=True)
+        samples = tf.cast(tf.maximum(tf.shape(labels)[0], 1), tf.float32)
+        loss = self.loss(outputs, labels, sample_weights, penalties, samples)
+        share = 1.0 / samples
         if self._model.reduction == "mean":
             loss *= share
         gradient, *gradients = tf.gradients(
@@ -149,12 +150,12 @@ class Step:
         if new_statistics:
             changes -= tf.concat([tf.zeros([self._dense_size]), parameters[self._dense_size :]], 0)
         if self.differs:
-            outputs, _ = self.forward.call(weights, state, features, training=False)
+            outputs, *_ = self.forward.call(weights, state, features, training=False)
         return self.forward.predictions(outputs), loss, gradient, changes, own
 
     def _predict_graph(self, own: list["tf.Tensor"], parameters: "tf.Tensor", features: "tf.Tensor") -> Any:
         weights, state = self.weights(parameters, own)
-        outputs, _ = self.forward.call(weights, state, features, training=False)
+        outputs, *_ = self.forward.call(weights, state, features, training=False)
         return self.forward.predictions(outputs)
 
     def weights(self, parameters: "tf.Tensor", own: list["tf.Tensor"]) -> tuple[list[Any], list[Any]]:
@@ -163,10 +164,17 @@ class Step:
         count = len(self._layout.shapes)
         return pieces[:count], self.forward.merge(own, pieces[count:])
 
-    def loss(self, outputs: dict[str, Any], labels: "tf.Tensor", weights: "tf.Tensor") -> "tf.Tensor":
-        """The sum over labels and samples, of samples that have the label."""
+    def loss(
+        self,
+        outputs: dict[str, Any],
+        labels: "tf.Tensor",
+        weights: "tf.Tensor",
+        penalties: list["tf.Tensor"],
+        samples: "tf.Tensor",
+    ) -> "tf.Tensor":
+        """The sum over labels and samples, of samples that have the label, and the penalties for each sample."""
         tf = self._tf
-        total = tf.zeros([])
+        total = samples * tf.add_n([tf.cast(one, tf.float32) for one in penalties]) if penalties else tf.zeros([])
         for j, label in enumerate(self._model.labels):
             function = loss_function(self._model.losses[label.name])
             truth, weight = labels[:, j : j + 1], weights
@@ -176,6 +184,6 @@ class Step:
                 weight = weight * tf.cast(present[:, 0], tf.float32)
             per_sample = tf.convert_to_tensor(function(truth, outputs[label.name]))
             self._loss_shapes[label.name] = per_sample.shape
-            per_sample = tf.reshape(per_sample, [-1])
+            per_sample = tf.cast(tf.reshape(per_sample, [-1]), tf.float32)
             total += self._model.loss_weights[label.name] * tf.reduce_sum(per_sample * weight)
         return total

@@ -342,6 +342,63 @@ def test_losses_of_keras_are_the_named_ones_unless_they_differ(given: Any, name:
     assert model.labels[0].kind == kind
 
 
+def regularized(inputs: dict[str, Any]) -> Any:
+    """Penalties of weights, of what a layer gives, and of a layer's own."""
+    x = keras.layers.Dense(3, "tanh", kernel_regularizer="l2", bias_initializer="ones")(inputs["x"])
+    x = keras.layers.ActivityRegularization(l2=0.3)(x)
+    return keras.layers.Dense(1, "sigmoid", bias_regularizer=keras.regularizers.L1(0.2))(x)
+
+
+@pytest.mark.parametrize(("micro", "size"), [(None, 6), (3, 3)])
+@pytest.mark.parametrize("reduction", ["row_sum", "mean"])
+def test_what_layers_add_to_the_loss_is_learned_as_keras_does(reduction: Any, micro: int | None, size: int) -> None:
+    options = {"dense_optimizer": stm.SGD(RATE), "reduction": reduction, "micro_batch_size": micro}
+    model = make([stm.Numeric("x", transform=None)], regularized, **options)
+    learner = stm.Learner(model, batch_size=6, shards=2)
+    x, y = np.array([1.0, -2.0, 3.0, 0.5, 1.5, -1.0]), np.array([1, 0, 1, 0, 0, 1])
+    loss = learner.learn({"ts": np.zeros(6), "x": x, "label": y}).loss
+    keras_model = model.replace(name="oracle").keras
+    keras_model.compile(keras.optimizers.SGD(RATE), {"label": "binary_crossentropy"})
+    parts = [slice(at, at + size) for at in range(0, 6, size)]
+    expected = [keras_model.train_on_batch({"x": x[of][:, None]}, {"label": y[of][:, None]}) for of in parts]
+    assert loss == pytest.approx(np.mean(expected), rel=1e-5)
+    weights = np.concatenate([one.numpy().ravel() for one in keras_model.trainable_variables])
+    np.testing.assert_allclose(dense_of(learner), weights, rtol=1e-5)
+
+
+def test_rows_feel_what_layers_add_to_the_loss() -> None:
+    """The label is what is predicted, so that only the penalty moves the row."""
+
+    def graph(inputs: dict[str, Any]) -> Any:
+        return keras.layers.ActivityRegularization(l2=0.5)(inputs["user"]) * 1.0
+
+    user = stm.Categorical("user", dim=1, init=stm.Constant(2.0))
+    model = make([user], graph, loss="mean_squared_error", embedding_optimizer=stm.SGD(0.1))
+    learner = stm.Learner(model)
+    learner.learn([{"ts": 0, "user": "u", "label": 2}])
+    assert learner.embeddings("user", ["u"])[0, 0] == pytest.approx(2.0 - 0.1 * 2 * 0.5 * 2.0)
+
+
+def test_a_constraint_is_refused() -> None:
+    def graph(inputs: dict[str, Any]) -> Any:
+        return keras.layers.Dense(1, kernel_constraint="non_neg")(inputs["x"])
+
+    with pytest.raises(
+        stm.ConfigError, match="kernel' has the constraint NonNeg, but shards change weights without it"
+    ):
+        stm.Learner(make([stm.Numeric("x", transform=None)], graph))
+
+
+def test_a_graph_of_half_precision() -> None:
+    def graph(inputs: dict[str, Any]) -> Any:
+        return keras.layers.Dense(1, "sigmoid", dtype="mixed_float16")(inputs["x"])
+
+    learner = stm.Learner(make([stm.Numeric("x", transform=None)], graph))
+    learned = learner.learn([{"ts": 0, "x": 1, "label": 1}] * 100)
+    assert learned.predictions.dtype == np.float32
+    assert learner.learn([{"ts": 0, "x": 1, "label": 1}]).loss < learned.loss
+
+
 def test_graph_with_weights_that_are_not_float32() -> None:
     def graph(inputs: dict[str, Any]) -> Any:
         x = keras.layers.Dense(1, dtype="float64")(inputs["x"])
