@@ -15,6 +15,8 @@ class Ring:
 
 def test_what_there_was_is_passed_over_until_the_end() -> None:
     before, tracked = Ring(), len(gc.get_objects())
+    gc.collect()
+    exempt = gc.get_freeze_count()  # CPython 3.12 keeps objects there that never end
     gone = weakref.ref(before)
     with freeze_heap():
         assert gc.get_freeze_count() > tracked / 2
@@ -26,4 +28,4 @@ def test_what_there_was_is_passed_over_until_the_end() -> None:
         assert gone() is not None
     gc.collect()
     assert gone() is None
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() == exempt
