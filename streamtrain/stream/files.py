@@ -36,7 +36,12 @@ STDIN = "-"
 
 T = TypeVar("T")
 
-_SUFFIXES = {"jsonl": "jsonl", "ndjson": "jsonl", "csv": "csv", "parquet": "parquet", "pq": "parquet"}
+_SUFFIXES = {
+    **dict.fromkeys(("jsonl", "ndjson", "json"), "jsonl"),
+    **dict.fromkeys(("csv", "tsv"), "csv"),
+    **dict.fromkeys(("parquet", "pq"), "parquet"),
+}
+_SEPARATORS = "\t;|"  # of CSV where there is no comma
 _COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _BLOCK = 1 << 20  # bytes read at once; of CSV also the longest row
 _ROWS = 4096  # of Parquet converted at once
@@ -82,6 +87,13 @@ class _Rules(NamedTuple):
     @property
     def names(self) -> list[str]:
         return [*self.text, *self.lists]
+
+
+class _Header(NamedTuple):
+    """What separates the columns of CSV, and their names."""
+
+    separator: str
+    names: list[str]
 
 
 class SampleFile:
@@ -179,10 +191,12 @@ class SampleFile:
             yield from _parquet_rows(raw, self._key, self._time, self._rules)
             return
         if self.format == "csv":
+            with ExitStack() as start:
+                separator = _separator(self._open(start)[1])
             with ExitStack() as header:
-                names = _csv_header(self._open(header)[1])
+                names = _csv_names(self._open(header)[1], separator)
             _check_columns(names, [self._key, self._time, *self._rules.names])
-            rows = _csv_rows(stream, names, self._key, self._time, self._rules)
+            rows = _csv_rows(stream, _Header(separator, names), self._key, self._time, self._rules)
         else:
             rows = self._json_rows(stream.read, checked=True)
         for each in rows:
@@ -193,12 +207,18 @@ class SampleFile:
 
         Args:
             read: reads up to a number of bytes.
-            checked: whether it is an error if none of the first lines has the fields of key and event time.
+            checked: whether it is an error if the first line is the beginning of an array, or none of the first lines
+                has the fields of key and event time.
         """
         read_key, read_time = _field_reader(self._key), _field_reader(self._time)
         count = 0
         for lines in _lines(read):
             values = [line for line in lines if line and not line.isspace()]
+            if checked and values and values[0].lstrip().startswith(b"["):
+                raise ConfigError(
+                    "it is one JSON array, not JSON lines: write each sample to a line of its own, such as with "
+                    "jq --compact-output '.[]'"
+                )
             if len(values) < len(lines):
                 self._note_blanks(lines, count)
             count += len(values)
@@ -275,23 +295,31 @@ def _field_reader(name: str | None) -> Callable[[bytes], int | float | str | Non
     return read
 
 
-def _open_csv(stream: IO[bytes], **types: pa.DataType) -> csv.CSVStreamingReader:
+def _separator(stream: IO[bytes]) -> str:
+    """What separates the names of a header: a comma, or if it has none, the first of the others that it has."""
+    line, _, _ = stream.read(_BLOCK).lstrip(b"\xef\xbb\xbf\r\n").partition(b"\n")
+    unquoted = re.sub(rb'"[^"]*"', b"", line).decode("utf-8", "replace")
+    found = [one for one in _SEPARATORS if one in unquoted]
+    return found[0] if found and "," not in unquoted else ","
+
+
+def _open_csv(stream: IO[bytes], separator: str, **types: pa.DataType) -> csv.CSVStreamingReader:
     return csv.open_csv(
         pa.PythonFile(stream, "r"),
         read_options=csv.ReadOptions(block_size=_BLOCK, use_threads=False),
-        parse_options=csv.ParseOptions(newlines_in_values=True),
+        parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True),
         convert_options=csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
     )
 
 
-def _csv_header(stream: IO[bytes]) -> list[str]:
+def _csv_names(stream: IO[bytes], separator: str) -> list[str]:
     """The names of the columns.
 
     Raises:
         ConfigError: there are none, or one is repeated.
     """
     try:
-        with _open_csv(stream) as reader:
+        with _open_csv(stream, separator) as reader:
             names: list[str] = reader.schema.names
     except (pa.ArrowInvalid, UnicodeDecodeError) as exc:
         raise ConfigError(f"the header, which should name the columns, cannot be read: {exc}") from exc
@@ -301,11 +329,11 @@ def _csv_header(stream: IO[bytes]) -> list[str]:
     return names
 
 
-def _csv_rows(stream: IO[bytes], names: list[str], key: str | None, time: str | None, rules: _Rules) -> Iterator[_Rows]:
+def _csv_rows(stream: IO[bytes], header: _Header, key: str | None, time: str | None, rules: _Rules) -> Iterator[_Rows]:
     """Rows of CSV, each cell of which is judged by itself."""
     try:
-        for batch in _open_csv(stream, **dict.fromkeys(names, pa.string())):
-            fields = [_csv_fields(name, batch.column(name), rules) for name in names]
+        for batch in _open_csv(stream, header.separator, **dict.fromkeys(header.names, pa.string())):
+            fields = [_csv_fields(name, batch.column(name), rules) for name in header.names]
             inner = pc.ascii_rtrim(pc.binary_join_element_wise(*fields, ""), ",")
             values = pc.binary_join_element_wise("{", inner, "}", "").cast(pa.binary())
             keys, times = (None if name is None else batch.column(name).to_pylist() for name in (key, time))

@@ -53,6 +53,14 @@ def test_lines_are_passed_on_as_they_are(tmp_path: Path) -> None:
     assert values(file) == [b'{"a": 1}', b'{"b":\xff}', b"not json", b'{"a"\r:2}  ', b'{"last":0}']
 
 
+@pytest.mark.parametrize("content", [b'[{"a": 1}]', b'\n [\n  {"a": 1},\n  {"a": 2}\n]\n'])
+def test_an_array_is_no_lines(tmp_path: Path, content: bytes) -> None:
+    file = written(tmp_path / "a.json", content)
+    with pytest.raises(ConfigError, match=r"it is one JSON array, not JSON lines: .* jq --compact-output '\.\[\]'"):
+        values(file)
+    assert values(written(file, b'{"a": 1}\n[2]\n')) == [b'{"a": 1}', b"[2]"]
+
+
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_compressed_lines(tmp_path: Path, suffix: str) -> None:
     whole = COMPRESS[suffix](LINES)
@@ -198,6 +206,27 @@ def test_keys_and_times_of_csv(tmp_path: Path) -> None:
     file = written(tmp_path / "a.csv", b"ts,user\n1.5,007\n1970-01-01 00:01:00,\n,77\n")
     found = [(time, key) for _, time, key in samples(file, key="user", time="ts")]
     assert found == [(1.5, b"007"), (60.0, None), (None, b"77")]
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "expected"),
+    [
+        ("a\tb\tc", '1\t"x\ty"\t2,5', {"a": 1, "b": "x\ty", "c": "2,5"}),
+        ("a;b;c", "1;x|y;2,5", {"a": 1, "b": "x|y", "c": "2,5"}),
+        ('\r\n"a, or so"|b', "1|;", {"a, or so": 1, "b": ";"}),
+        ('"a;b",c', "1,2", {"a;b": 1, "c": 2}),
+        ('"a;b"', "1", {"a;b": 1}),
+        ("a,b;c", "1,2", {"a": 1, "b;c": 2}),
+        ("a;b\tc", "1;2\t3", {"a;b": "1;2", "c": 3}),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.tsv.gz"])
+def test_what_separates_the_header_separates_all(
+    tmp_path: Path, name: str, header: str, row: str, expected: Any
+) -> None:
+    content = f"\ufeff{header}\n{row}\n".encode()
+    file = written(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    assert [json.loads(value) for value in values(file)] == [expected]
 
 
 @pytest.mark.parametrize(
