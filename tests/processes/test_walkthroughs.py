@@ -130,6 +130,7 @@ def forgotten(names: dict[str, Any]) -> None:
 
 
 MIGRATED: list[Callable[[dict[str, Any]], bool]] = [
+    lambda names: bool(names["learner"].metrics(window=True)["bought"].auc > 0.65),
     lambda names: bool(names["auc"] > 0.8),
     lambda names: bool(names["error"] < 1.0),
     lambda names: (names["once"], names["twice"]) == (0, 100),
