@@ -159,10 +159,12 @@ _LONGEST_INTEGER = 20  # characters of an integer of 64 bits
 
 def _table_of_frame(frame: Any, fields: Set[str]) -> pa.Table:
     """The columns and the levels of the index of a pandas frame that are among `fields`."""
+    if not frame.columns.is_unique:  # Arrow refuses all of it, also if nobody reads what is there twice
+        frame = frame.loc[:, frame.columns.isin(fields)]
     try:
         read = [name for name in frame.columns if name in fields] or frame.columns[:1]  # one tells how many samples
         return pa.Table.from_pandas(frame, columns=read, preserve_index=not fields.isdisjoint(frame.index.names))
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as exc:
+    except (ValueError, TypeError) as exc:
         raise ConfigError(f"a column cannot hold samples: {'; '.join(map(str, exc.args))}") from exc
 
 

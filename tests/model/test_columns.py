@@ -79,6 +79,8 @@ READER = reader(stm.Categorical("user", 4), stm.Categorical("tags", 4), stm.Nume
         pd.DataFrame(TABLE).set_index("label"),
         pd.DataFrame(TABLE).set_index(["label", "price"]),
         pd.DataFrame({**TABLE, "unread": [object(), None, 3j]}),
+        pd.concat([pd.DataFrame({**TABLE, "unread": 1}), pd.DataFrame({"unread": [1, 2, 3]})], axis=1),
+        pd.DataFrame(TABLE).set_index(pd.Index([1, 2, 3], name="user")),
         {**TABLE, "label": [False, True, True], "unread": [object(), None, 3j]},
         {**TABLE, "unread": "for all", "of another length": [1]},
     ],
@@ -168,6 +170,8 @@ def test_what_is_no_table(samples: Any, message: str) -> None:
 def test_a_frame_whose_column_is_none() -> None:
     with pytest.raises(stm.ConfigError, match=r"a column cannot hold samples: .*column user"):
         read(READER, pd.DataFrame({**TABLE, "user": [1, "a", object()]}))
+    with pytest.raises(stm.ConfigError, match="a column cannot hold samples: Duplicate column names found"):
+        read(READER, pd.concat([pd.DataFrame(TABLE), pd.DataFrame({"user": ["a"] * 3})], axis=1))
 
 
 @pytest.mark.parametrize(

@@ -350,9 +350,10 @@ def regularized(inputs: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("micro", "size"), [(None, 6), (3, 3)])
-@pytest.mark.parametrize("reduction", ["row_sum", "mean"])
+@pytest.mark.parametrize("reduction", ["row_sum", "mean", "sum"])
 def test_what_layers_add_to_the_loss_is_learned_as_keras_does(reduction: Any, micro: int | None, size: int) -> None:
-    options = {"dense_optimizer": stm.SGD(RATE), "reduction": reduction, "micro_batch_size": micro}
+    times = size if reduction == "sum" else 1
+    options = {"dense_optimizer": stm.SGD(RATE / times), "reduction": reduction, "micro_batch_size": micro}
     model = make([stm.Numeric("x", transform=None)], regularized, **options)
     learner = stm.Learner(model, batch_size=6, shards=2)
     x, y = np.array([1.0, -2.0, 3.0, 0.5, 1.5, -1.0]), np.array([1, 0, 1, 0, 0, 1])
@@ -361,7 +362,7 @@ def test_what_layers_add_to_the_loss_is_learned_as_keras_does(reduction: Any, mi
     keras_model.compile(keras.optimizers.SGD(RATE), {"label": "binary_crossentropy"})
     parts = [slice(at, at + size) for at in range(0, 6, size)]
     expected = [keras_model.train_on_batch({"x": x[of][:, None]}, {"label": y[of][:, None]}) for of in parts]
-    assert loss == pytest.approx(np.mean(expected), rel=1e-5)
+    assert loss == pytest.approx(np.mean(expected) * times, rel=1e-5)
     weights = np.concatenate([one.numpy().ravel() for one in keras_model.trainable_variables])
     np.testing.assert_allclose(dense_of(learner), weights, rtol=1e-5)
 
