@@ -3,8 +3,8 @@
     python benchmarks/serving.py --workload w1 --rows 200000
     python benchmarks/serving.py --workload w1 --log
 
-Both servers are one process each, run by uvicorn with the same options; the empty one responds with a constant. The
-real one is requested over gRPC, too, with the same instances as tensors. They are requested in turns by the same client
+Both servers are one process each, run by uvicorn with the same options; the empty one responds with a constant. Both
+are requested over gRPC, too, with the same instances as tensors. They are requested in turns by the same client
 (a process of its own, raw sockets, keep-alive; over gRPC that of Python). With --graph it prints how long the graph
 alone takes instead, with and without XLA. With --log, one more server writes every prediction to a broker on the same
 machine (`serve.log`).
@@ -27,6 +27,7 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+import uvicorn
 from harness.client import Connection, post_request
 from harness.figures import median_ratio, table_header, table_row
 from harness.models import WORKLOADS, GeneratedRows, columns, first_weights
@@ -37,8 +38,10 @@ from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
 from streamtrain.settings.load import load_settings
 
-FLOOR, OURS, GRPC, LOGGED = "empty endpoint", "streamtrain", "streamtrain, gRPC", "streamtrain, serve.log"
+FLOOR, OURS, LOGGED = "empty endpoint", "streamtrain", "streamtrain, serve.log"
+FLOOR_GRPC, GRPC = "empty method, gRPC", "streamtrain, gRPC"
 PATH = "/v1/models/model:predict"
+SERVICE = "tensorflow.serving.PredictionService"
 
 
 def bodies(workload: str, instances: int, count: int = 64) -> list[bytes]:
@@ -85,7 +88,27 @@ def floor(ready: Any) -> None:
         body = json.loads(await request.body())
         return {"predictions": [[0.5]] * len(body["instances"])}
 
-    _serve(configure(app, "127.0.0.1:0"), ready)
+    class Reporting(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            self.grpc = grpc.aio.server()
+            self.grpc.add_generic_rpc_handlers((_empty_service(),))
+            port = self.grpc.add_insecure_port("127.0.0.1:0")
+            await self.grpc.start()
+            ready.send({FLOOR: self.servers[0].sockets[0].getsockname()[1], FLOOR_GRPC: port})
+
+    Reporting(configure(app, "127.0.0.1:0")).run()
+
+
+def _empty_service() -> grpc.GenericRpcHandler:
+    import streamtrain.serve.grpc.tensorflow_serving_pb2 as pb
+
+    async def predict(data: bytes, context: object) -> bytes:
+        (dim,) = next(iter(pb.PredictRequest.FromString(data).inputs.values())).tensor_shape.dim
+        answer = pb.TensorProto(dtype=pb.DT_FLOAT, float_val=[0.5] * dim.size)
+        return bytes(pb.PredictResponse(outputs={"label": answer}).SerializeToString())
+
+    return grpc.method_handlers_generic_handler(SERVICE, {"Predict": grpc.unary_unary_rpc_method_handler(predict)})
 
 
 def ours(ready: Any, workload: str, rows: int, log: str | None = None) -> None:
@@ -116,17 +139,6 @@ def ours(ready: Any, workload: str, rows: int, log: str | None = None) -> None:
     Reporting(configure(app, "127.0.0.1:0")).run()
 
 
-def _serve(config: Any, ready: Any) -> None:
-    import uvicorn
-
-    class Reporting(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            ready.send({FLOOR: self.servers[0].sockets[0].getsockname()[1]})
-
-    Reporting(config).run()
-
-
 async def load(port: int, requests: list[bytes], connections: int, seconds: float) -> list[float]:
     """Seconds that each response took; every connection has one request in flight."""
     took: list[float] = []
@@ -153,7 +165,7 @@ async def load_grpc(port: int, requests: list[bytes], connections: int, seconds:
     async def client(first: int) -> None:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
-            call, at = channel.unary_unary("/tensorflow.serving.PredictionService/Predict"), first
+            call, at = channel.unary_unary(f"/{SERVICE}/Predict"), first
             while (began := time.perf_counter()) < until:
                 await call(requests[at % len(requests)])
                 took.append(time.perf_counter() - began)
@@ -171,7 +183,7 @@ def compare(ports: dict[str, int], instances: int, connections: int, args: argpa
     for turn in range(args.rounds + 1):
         for name, port in ports.items():
             seconds = args.seconds if turn else 1.0
-            if name == GRPC:
+            if name in (GRPC, FLOOR_GRPC):
                 took = asyncio.run(load_grpc(port, calls, connections, seconds))
             else:
                 took = asyncio.run(load(port, requests, connections, seconds))
@@ -197,6 +209,7 @@ def compare(ports: dict[str, int], instances: int, connections: int, args: argpa
         "p99_ratio": [round(a / b, 3) for a, b in zip(p99s, floor_p99, strict=True)],
         **({} if LOGGED not in rounds else _against(rounds[LOGGED], rounds[OURS])),
         "grpc_to_http": [round(a[0] / b[0], 3) for a, b in zip(rounds[GRPC], rounds[OURS], strict=True)],
+        "floor_grpc_to_http": [round(a[0] / b[0], 3) for a, b in zip(rounds[FLOOR_GRPC], rounds[FLOOR], strict=True)],
     }
 
 

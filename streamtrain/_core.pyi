@@ -3,8 +3,8 @@
 See the headers in `_native/` for the contracts.
 """
 
-from collections.abc import Sequence
-from typing import Literal, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ class Columns:
         """The number of samples, n."""
     @property
     def kept(self) -> NDArray[np.int32]:
-        """`[n]`: the index of each sample's message."""
+        """`[n]`: the index of each sample among those given."""
     @property
     def keys(self) -> NDArray[np.uint64]:
         """All keys of feature 0, then of feature 1, and so on."""
@@ -91,10 +91,10 @@ class Columns:
         """`[n]`: seconds since the epoch."""
     @property
     def errors(self) -> list[tuple[int, str, str, int]]:
-        """Of each refused message: its index, the reason, the field or cross or "", the byte position or -1."""
+        """Of each refused sample: its index, the reason, the field or cross or "", the byte position or -1."""
 
 class Decoder:
-    """Decodes JSON samples. Concurrent calls on one decoder take turns; give each thread its own."""
+    """Decodes samples, as JSON or tensors. Concurrent calls on one decoder take turns; give each thread its own."""
 
     def __init__(
         self,
@@ -110,7 +110,46 @@ class Decoder:
         max_ids: int = 10_000,
         max_depth: int = 32,
     ) -> None: ...
-    def decode(self, messages: Sequence[bytes], with_labels: bool = True) -> Columns: ...
+    def decode(self, messages: Sequence[bytes | TensorSamples], with_labels: bool = True) -> Columns: ...
+
+# tensors
+@final
+class InputTensor:
+    """A tensor of a request. Numbers and texts that it was read from are kept, not copied.
+
+    What is wrong with one raises ValueError, or OverflowError where it is too large, in words for its sender.
+    """
+
+    @staticmethod
+    def of_tensorflow(name: str, message: bytes) -> InputTensor:
+        """Of a serialized `TensorProto`."""
+    @staticmethod
+    def of_inference(message: bytes, raw: bytes | None) -> InputTensor:
+        """Of a serialized `InferInputTensor`; `raw` are its values, where they are not in its contents."""
+    @staticmethod
+    def of_binary(name: str, shape: Sequence[int], datatype: str, data: bytes) -> InputTensor:
+        """Of the binary extension of the Open Inference Protocol."""
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+    def tolist(self) -> list[Any]:
+        """The values, flat."""
+
+@final
+class TensorSamples(Sequence[bytes]):
+    """Samples whose columns are tensors; an item is a sample as JSON, made when it is asked for.
+
+    `fields` says of each field of a sample whether it holds ids; tensors of other names are ignored. Raises ValueError,
+    in words for their sender, where tensors do not match each other or the fields.
+    """
+
+    def __init__(self, tensors: Sequence[InputTensor], fields: Mapping[str, bool]) -> None: ...
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[bytes]: ...
 
 # plan
 @final

@@ -58,6 +58,11 @@ void check_offsets(const Offset* offsets, size_t count, size_t size) {
     throw nb::value_error("offsets must ascend and stay within the data");
 }
 
+class TensorSamples;
+
+// Those of a Python object; nullptr: it is none.
+const TensorSamples* samples_of(nb::handle object);
+
 void bind_commands(nb::module_& m);
 void bind_decode(nb::module_& m);
 void bind_dense(nb::module_& m);
@@ -66,6 +71,7 @@ void bind_lane(nb::module_& m);
 void bind_merge(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_table(nb::module_& m);
+void bind_tensor(nb::module_& m);
 void bind_wire(nb::module_& m);
 
 }  // namespace streamtrain

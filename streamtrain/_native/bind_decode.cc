@@ -80,17 +80,21 @@ DecodedColumns to_python(Columns&& columns, const Decoder& decoder, bool with_la
 DecodedColumns decode(SharedDecoder& self, nb::sequence messages, bool with_labels) {
   // The tuple keeps every message alive while the GIL is released, whatever happens to a list meanwhile.
   const nb::tuple held(messages);
-  std::vector<std::string_view> views;
-  views.reserve(held.size());
+  std::vector<Source> sources;
+  sources.reserve(held.size());
   for (const nb::handle message : held) {
-    if (!PyBytes_Check(message.ptr())) throw nb::type_error("messages must be bytes");
-    views.emplace_back(PyBytes_AsString(message.ptr()), static_cast<size_t>(PyBytes_Size(message.ptr())));
+    if (PyBytes_Check(message.ptr()))
+      sources.push_back({{PyBytes_AsString(message.ptr()), static_cast<size_t>(PyBytes_Size(message.ptr()))}});
+    else if (const TensorSamples* const tensors = samples_of(message))
+      sources.push_back({{}, tensors});
+    else
+      throw nb::type_error("messages must be bytes, or TensorSamples");
   }
   Columns columns;
   {
     nb::gil_scoped_release release;
     const std::lock_guard lock(self.mutex);
-    columns = self.decoder.decode(views.data(), views.size(), with_labels);
+    columns = self.decoder.decode(sources, with_labels);
   }
   return to_python(std::move(columns), self.decoder, with_labels);
 }

@@ -1,6 +1,6 @@
-// The decoder: from many JSON messages to columns, as the features of a schema say.
+// The decoder: from many samples, JSON messages or rows of tensors, to columns, as the features of a schema say.
 //
-// A message that cannot be decoded is left out of the columns and reported; it never touches those of other messages.
+// A sample that cannot be decoded is left out of the columns and reported; it never touches others.
 // What a sample may be, and every reason of refusal: docs/samples.md.
 //
 // Thread safety: none. A Decoder keeps scratch space between calls, so that a steady stream allocates only its results;
@@ -27,6 +27,14 @@
 
 namespace streamtrain {
 
+// A message or, if `tensors` is set, the samples there.
+struct Source {
+  std::string_view message;
+  const TensorSamples* tensors = nullptr;
+
+  size_t size() const { return tensors ? tensors->size() : 1; }
+};
+
 class Decoder {
  public:
   explicit Decoder(DecoderSpec spec);
@@ -36,8 +44,9 @@ class Decoder {
   size_t labels(bool with_labels) const { return with_labels ? spec_.labels.size() : 0; }
   std::string_view name(int32_t name) const { return name < 0 ? std::string_view{} : names_[static_cast<size_t>(name)]; }
 
-  // Decodes messages. Without labels neither labels nor weights are read, and the time may be missing.
-  Columns decode(const std::string_view* messages, size_t count, bool with_labels);
+  // Decodes messages, and samples whose columns are tensors. Without labels neither labels nor weights are read, and the
+  // time may be missing.
+  Columns decode(std::span<const Source> sources, bool with_labels);
 
  private:
   struct Feature {
@@ -48,7 +57,10 @@ class Decoder {
     std::vector<uint64_t> keys;            // of the batch
   };
 
-  bool sample(std::string_view message, size_t row, bool with_labels, Columns& out);
+  bool read(std::string_view message, bool with_labels);
+  bool sample(size_t row, bool with_labels, Columns& out);
+  void keep(size_t index, size_t row, Columns& out);
+  void drop(size_t index, size_t row, Columns& out);
   bool labels_of(float* to);
   bool time_of(bool required, double& to);
   bool weight_of(float& to);
@@ -125,7 +137,9 @@ inline Decoder::Decoder(DecoderSpec spec)
   for (const CrossSpec& cross : spec_.crosses) names_.push_back(cross.name);
 }
 
-inline Columns Decoder::decode(const std::string_view* messages, size_t count, bool with_labels) {
+inline Columns Decoder::decode(std::span<const Source> sources, bool with_labels) {
+  size_t count = 0;
+  for (const Source& source : sources) count += source.size();
   if (count >= static_cast<size_t>(std::numeric_limits<int32_t>::max())) throw std::length_error("too many messages");
   Columns out;
   out.numeric.resize(count * numerics());
@@ -140,20 +154,16 @@ inline Columns Decoder::decode(const std::string_view* messages, size_t count, b
     features_[f].keys.clear();
     offset(f, 0) = 0;
   }
-  size_t row = 0;
-  for (size_t i = 0; i < count; ++i) {
-    if (sample(messages[i], row, with_labels, out)) [[likely]] {
-      for (size_t f = 0; f < features(); ++f) {
-        const size_t size = features_[f].keys.size();
-        if (size > static_cast<size_t>(std::numeric_limits<int32_t>::max())) throw std::length_error("too many ids");
-        offset(f, row + 1) = static_cast<int32_t>(size);
+  size_t row = 0, index = 0;
+  for (const Source& source : sources) {
+    if (source.tensors) reader_.bind(*source.tensors);
+    for (size_t i = 0; i < source.size(); ++i, ++index) {
+      if (source.tensors) reader_.read_row(i, with_labels);
+      if ((source.tensors || read(source.message, with_labels)) && sample(row, with_labels, out)) [[likely]] {
+        keep(index, row++, out);
+      } else {
+        drop(index, row, out);
       }
-      out.kept[row++] = static_cast<int32_t>(i);
-    } else {
-      refusal_.message = static_cast<int32_t>(i);
-      out.refusals.push_back(refusal_);
-      for (size_t f = 0; f < features(); ++f) features_[f].keys.resize(static_cast<size_t>(offset(f, row)));
-      if (!out.weights.empty()) out.weights[row] = 1.0f;
     }
   }
   out.size = row;
@@ -166,11 +176,32 @@ inline Columns Decoder::decode(const std::string_view* messages, size_t count, b
   return out;
 }
 
-// Reads one message into row `row`; false when it is refused, with the reason in refusal_.
-inline bool Decoder::sample(std::string_view message, size_t row, bool with_labels, Columns& out) {
+// Ends row `row`, which sample `index` has filled.
+inline void Decoder::keep(size_t index, size_t row, Columns& out) {
+  for (size_t f = 0; f < features(); ++f) {
+    const size_t size = features_[f].keys.size();
+    if (size > static_cast<size_t>(std::numeric_limits<int32_t>::max())) throw std::length_error("too many ids");
+    offset(f, row + 1) = static_cast<int32_t>(size);
+  }
+  out.kept[row] = static_cast<int32_t>(index);
+}
+
+// Empties row `row` again, and reports why sample `index` is refused.
+inline void Decoder::drop(size_t index, size_t row, Columns& out) {
+  refusal_.message = static_cast<int32_t>(index);
+  out.refusals.push_back(refusal_);
+  for (size_t f = 0; f < features(); ++f) features_[f].keys.resize(static_cast<size_t>(offset(f, row)));
+  if (!out.weights.empty()) out.weights[row] = 1.0f;
+}
+
+inline bool Decoder::read(std::string_view message, bool with_labels) {
   if (message.size() > spec_.max_message_bytes) return refuse(Reason::kTooLarge, -1);
-  if (!reader_.read(message.data(), message.size(), with_labels))
-    return refuse(reader_.reason(), reader_.error_field(), reader_.error_at());
+  return reader_.read(message.data(), message.size(), with_labels) ||
+         refuse(reader_.reason(), reader_.error_field(), reader_.error_at());
+}
+
+// Puts the sample that was read into row `row`; false when it is refused, with the reason in refusal_.
+inline bool Decoder::sample(size_t row, bool with_labels, Columns& out) {
   if (time_field_ >= 0 && !time_of(with_labels, out.times[row])) return false;
   if (with_labels && !labels_of(out.labels.data() + row * spec_.labels.size())) return false;
   if (with_labels && weight_field_ >= 0 && !weight_of(out.weights[row])) return false;

@@ -18,5 +18,6 @@ NB_MODULE(STREAMTRAIN_MODULE, m) {
   streamtrain::bind_merge(m);
   streamtrain::bind_plan(m);
   streamtrain::bind_table(m);
+  streamtrain::bind_tensor(m);
   streamtrain::bind_wire(m);
 }

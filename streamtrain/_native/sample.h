@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +21,9 @@
 #include <vector>
 
 #include "hash.h"
-#include "json.h"
 #include "event_time.h"
+#include "json.h"
+#include "tensor_samples.h"
 
 namespace streamtrain {
 
@@ -85,6 +87,38 @@ class SampleReader {
     field_ = nullptr;
     if (p != json_.end()) return json_.fail(Reason::kNotJson, p);
     return *start == '{' || json_.fail(Reason::kNotAnObject, start);
+  }
+
+  // Makes the columns of `samples`, which outlive this, those that read_row() reads.
+  void bind(const TensorSamples& samples) {
+    bound_.clear();
+    size_t ids = 0;
+    for (const TensorColumn& column : samples.columns()) {
+      const int field = find(column.tensor->name);
+      if (field == kUnknown) continue;
+      bound_.push_back({&column, &fields_[static_cast<size_t>(field)]});
+      ids += column.width;
+    }
+    if (ids_.size() < ids) ids_.resize(ids);
+  }
+
+  // Reads a sample of what is bound, as its JSON would be read; its values have no positions.
+  void read_row(size_t row, bool with_labels) {
+    ++sample_;
+    field_ = nullptr;
+    roles_ = with_labels;
+    next_id_ = ids_.data();
+    for (const auto& [column, field] : bound_) {
+      const uint8_t roles = field->roles[roles_];
+      if (!roles) continue;
+      Value& value = field->value;
+      field->sample = sample_;
+      value.position = value.id_position = -1;
+      value.id_reason = value.number_reason = value.time_reason = Reason::kWrongType;
+      const size_t at = row * column->width;
+      if (column->is_list) tensor_list(*column->tensor, at, column->length(row), roles, value);
+      else tensor_value(*column->tensor, at, roles, value);
+    }
   }
 
   // The value of a field in the sample read last; nullptr when it is missing or null.
@@ -207,16 +241,16 @@ class SampleReader {
   }
 
   const char* string_value(const char* p, uint8_t roles, Value& value) {
-    value.kind = Value::Kind::kString;
     std::string_view text;
     if (!(p = json_.string(p + 1, text))) return nullptr;
-    if (roles & kIds) {
-      value.ids = next_id_;
-      value.count = 1;
-      value.id_reason = id(text);
-    }
-    if (roles & kTime) value.time_reason = parse_time(text, value.time) ? Reason::kNone : Reason::kBadTime;
+    take_text(text, roles, value);
     return p;
+  }
+
+  void take_text(std::string_view text, uint8_t roles, Value& value) {
+    value.kind = Value::Kind::kString;
+    if (roles & kIds) single_id(text, value);
+    if (roles & kTime) value.time_reason = parse_time(text, value.time) ? Reason::kNone : Reason::kBadTime;
   }
 
   const char* number_value(const char* p, uint8_t roles, Value& value) {
@@ -224,19 +258,52 @@ class SampleReader {
     Number number;
     const char* const start = p;
     if (!(p = json_.number(p, number))) return nullptr;
-    if (roles & kIds) {
-      value.ids = next_id_;
-      value.count = 1;
-      if (number.integer) value.id_reason = id(integer_text(start, p));
-    }
-    if (roles & (kNumber | kTime)) {
-      value.number = value.time = to_double(number, start, p);
-      value.number_reason = std::isfinite(value.number) ? Reason::kNone : Reason::kNotFinite;
-      value.time_reason = value.number_reason != Reason::kNone ? value.number_reason
-                          : is_time(value.time)                ? Reason::kNone
-                                                               : Reason::kBadTime;
-    }
+    if (roles & kIds && number.integer) single_id(integer_text(start, p), value);
+    if (roles & (kNumber | kTime)) take_number(to_double(number, start, p), value);
     return p;
+  }
+
+  static void take_number(double number, Value& value) {
+    value.number = value.time = number;
+    value.number_reason = std::isfinite(number) ? Reason::kNone : Reason::kNotFinite;
+    value.time_reason = value.number_reason != Reason::kNone ? value.number_reason
+                        : is_time(number)                    ? Reason::kNone
+                                                             : Reason::kBadTime;
+  }
+
+  void tensor_value(const Tensor& tensor, size_t at, uint8_t roles, Value& value) {
+    char digits[kIntegerSize];
+    value.kind = Value::Kind::kNumber;
+    switch (tensor.kind) {
+      case Tensor::Kind::kText: take_text(tensor.texts[at], roles, value); return;
+      case Tensor::Kind::kFloat: take_number(tensor.floats[at], value); return;
+      case Tensor::Kind::kBoolean:
+        value.kind = Value::Kind::kBoolean;
+        value.number_reason = Reason::kNone;
+        value.number = static_cast<double>(tensor.integers[at]);
+        return;
+      default: break;
+    }
+    if (roles & kIds) single_id(integer_text(tensor, at, digits), value);
+    take_number(tensor.kind == Tensor::Kind::kSigned ? static_cast<double>(static_cast<int64_t>(tensor.integers[at]))
+                                                     : static_cast<double>(tensor.integers[at]),
+                value);
+  }
+
+  void tensor_list(const Tensor& tensor, size_t at, size_t count, uint8_t roles, Value& value) {
+    char digits[kIntegerSize];
+    value.kind = Value::Kind::kList;
+    if (!(roles & kIds)) return;
+    value.ids = next_id_;
+    value.id_reason = Reason::kNone;
+    for (size_t i = at; i < at + count; ++i) {
+      Reason reason = Reason::kWrongType;
+      if (tensor.kind == Tensor::Kind::kText) reason = id(tensor.texts[i]);
+      else if (tensor.kind == Tensor::Kind::kSigned || tensor.kind == Tensor::Kind::kUnsigned)
+        reason = id(integer_text(tensor, i, digits));
+      if (value.id_reason == Reason::kNone) value.id_reason = reason;
+    }
+    value.count = static_cast<uint32_t>(next_id_ - value.ids);
   }
 
   // Reads a list of ids. The first item that is none becomes the value's reason; the rest is still read as JSON.
@@ -278,6 +345,22 @@ class SampleReader {
     return text == "-0" ? text.substr(1) : text;
   }
 
+  static constexpr size_t kIntegerSize = 24;  // digits of 64 bits, and a sign
+
+  static std::string_view integer_text(const Tensor& tensor, size_t at, char (&to)[kIntegerSize]) {
+    const uint64_t bits = tensor.integers[at];
+    const std::to_chars_result end = tensor.kind == Tensor::Kind::kSigned
+                                         ? std::to_chars(to, to + kIntegerSize, static_cast<int64_t>(bits))
+                                         : std::to_chars(to, to + kIntegerSize, bits);
+    return {to, static_cast<size_t>(end.ptr - to)};
+  }
+
+  void single_id(std::string_view text, Value& value) {
+    value.ids = next_id_;
+    value.count = 1;
+    value.id_reason = id(text);
+  }
+
   // Adds the key of an id.
   Reason id(std::string_view text) {
     if (text.size() > max_id_bytes_) return Reason::kIdTooLong;
@@ -290,6 +373,7 @@ class SampleReader {
   std::vector<Field> fields_;
   std::vector<int> table_;  // hash table of field numbers, at most half full; a power of two long
   std::vector<Expected> expected_;
+  std::vector<std::pair<const TensorColumn*, Field*>> bound_;
   std::vector<uint64_t> ids_;  // keys of the ids of this sample
   uint64_t* next_id_ = nullptr;
   uint64_t sample_ = 0;

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain._core import DECODE_REASONS, CategoricalSpec, CrossSpec, Decoder, LabelSpec, NumericSpec
+from streamtrain._core import (
+    DECODE_REASONS,
+    CategoricalSpec,
+    CrossSpec,
+    Decoder,
+    LabelSpec,
+    NumericSpec,
+    TensorSamples,
+)
 from streamtrain.errors import BadSample, ConfigError
 from streamtrain.model.batch import Batch
 from streamtrain.model.columns import DETAILED, DETAILED_BYTES, ColumnReader, Describer, describe_future
@@ -112,13 +120,13 @@ class SampleReader:
             return batch, bad
         return refuse_future(batch, bad, self._now() + self._future_after)
 
-    def decode(self, messages: Sequence[bytes], start: int = 0) -> tuple[Batch, list[BadSample]]:
-        """Decodes JSON messages as one batch; `start` is the position of the first."""
+    def decode(self, messages: Sequence[bytes | TensorSamples], start: int = 0) -> tuple[Batch, list[BadSample]]:
+        """Decodes JSON messages, and samples in tensors, as one batch; `start` is the position of the first."""
         columns = self._decoder.decode(messages, self._with_labels)
         bad: list[BadSample] = []
-        parsed = 0
+        parsed, described = 0, _messages_at(messages, (index for index, *_ in columns.errors[:DETAILED]))
         for index, reason, field, at in columns.errors:
-            message, detail = messages[index], ""
+            message, detail = next(described, b""), ""
             parsed += len(message)
             if len(bad) < DETAILED and (parsed <= DETAILED_BYTES or reason == "too_large"):
                 detail = self._describer.message(reason, field, message, at)
@@ -166,6 +174,18 @@ def _decoder(model: Model, max_message_bytes: int) -> Decoder:
         max_ids=schema.max_ids,
         max_depth=schema.max_depth,
     )
+
+
+def _messages_at(messages: Sequence[bytes | TensorSamples], indexes: Iterable[int]) -> Iterator[bytes]:
+    """Of the samples that were given to a decoder those at `indexes`, which ascend."""
+    begin = end = 0
+    one: bytes | TensorSamples = b""
+    rest = iter(messages)
+    for index in indexes:
+        while end <= index:
+            one, begin = next(rest), end
+            end += len(one) if isinstance(one, TensorSamples) else 1
+        yield one[index - begin] if isinstance(one, TensorSamples) else one
 
 
 def _message(sample: bytes | str | Mapping[str, Any]) -> bytes:

@@ -5,6 +5,10 @@ request waits for others to arrive, and under load batches grow by themselves. A
 because that takes less time than handing it to a thread; a large one, or one that has to wait for the origin, runs in
 a thread, so that health checks are still answered. A small request after one that was alone is predicted right away,
 without the queue and two iterations of the loop. If others arrive meanwhile, they are batched, and so are the next.
+
+Over HTTP, requests gather in their sockets while a batch runs on the loop, which reads all of them next. gRPC hands
+over one call at a time: behind a loop that predicts, none gathers, and each is predicted alone, however many wait. So
+its calls are predicted in the thread: 1.7 times as many a second with 16 connections, .95 times as many with one.
 """
 
 import asyncio
@@ -16,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from streamtrain._core import TensorSamples
 from streamtrain.errors import BadSample, PublicationError, SampleError
 from streamtrain.serve.admission import Overloaded
 from streamtrain.serve.predictor import Predicted, Predictor
@@ -27,6 +32,7 @@ Outcome = Predicted | Exception
 class _Waiting:
     predictor: Predictor
     messages: Sequence[bytes]
+    in_thread: bool
     answer: asyncio.Future[Predicted]
     since: float
 
@@ -57,8 +63,13 @@ class Batcher:
     _alone: bool = field(default=False, init=False)  # whether the last batch from the queue was one request
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "predict"), init=False)
 
-    async def predict(self, predictor: Predictor, messages: Sequence[bytes]) -> Predicted:
-        """Predicts JSON messages, possibly in a batch with other requests.
+    async def predict(self, predictor: Predictor, messages: Sequence[bytes], *, in_thread: bool = False) -> Predicted:
+        """Predicts JSON messages or `TensorSamples`, possibly in a batch with other requests.
+
+        Args:
+            predictor: predicts.
+            messages: instances.
+            in_thread: whether the loop takes further requests meanwhile, however few instances there are.
 
         Raises:
             Overloaded: too many instances wait, or it has waited too long.
@@ -67,13 +78,13 @@ class Batcher:
         if self.waiting and self.waiting + len(messages) > self.max_queue:
             raise Overloaded("instances", f"{self.waiting} instances are waiting to be predicted")
         loop = asyncio.get_running_loop()
-        if self._alone and not self._busy and len(messages) <= self.on_loop:
+        if self._alone and not self._busy and not in_thread and len(messages) <= self.on_loop:
             self._busy = True  # requests that arrive before the next iteration of the loop wait for it
             loop.call_soon(self._next, loop)
             outcomes = _outcomes(predictor.predict_at_once, [messages])
             if outcomes is not None:
                 return self._result(outcomes[0])
-        one = _Waiting(predictor, messages, loop.create_future(), time.monotonic())
+        one = _Waiting(predictor, messages, in_thread, loop.create_future(), time.monotonic())
         self._queue.append(one)
         self.waiting += len(messages)
         if not self._busy:
@@ -92,7 +103,7 @@ class Batcher:
             return
         self._alone = len(batch) == 1
         predictor, requests = batch[0].predictor, [one.messages for one in batch]
-        if sum(map(len, requests)) <= self.on_loop:
+        if sum(map(len, requests)) <= self.on_loop and not any(one.in_thread for one in batch):
             outcomes = _outcomes(predictor.predict_at_once, requests)
             if outcomes is not None:
                 self._settle(batch, outcomes)
@@ -144,11 +155,17 @@ class Batcher:
 
 
 def _outcomes(
-    predict: Callable[[list[bytes]], Predicted | None], requests: list[Sequence[bytes]]
+    predict: Callable[[list[bytes | TensorSamples]], Predicted | None], requests: list[Sequence[bytes]]
 ) -> list[Outcome] | None:
     """The outcome of each request; None if they cannot be predicted without blocking."""
+    samples: list[bytes | TensorSamples] = []
+    for one in requests:
+        if isinstance(one, TensorSamples):
+            samples.append(one)
+        else:
+            samples += one
     try:
-        predicted = predict([message for messages in requests for message in messages])
+        predicted = predict(samples)
     except Exception as exc:  # raised in all of the requests
         return [exc] * len(requests)
     return None if predicted is None else _split(predicted, [len(messages) for messages in requests])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamtrain._core import Plan
+from streamtrain._core import Plan, TensorSamples
 from streamtrain.errors import BadSample, PublicationCorrupt, PublicationError, SampleError
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
@@ -133,13 +133,13 @@ class Predictor:
         predictions = self._run(self.loaded.read(plans), plans, batches)
         return np.concatenate([np.empty((0, len(self._model.labels)), np.float32), *predictions])
 
-    def predict_messages(self, messages: Sequence[bytes]) -> Predicted:
-        """Predicts JSON messages, at best those of many requests; what is wrong with one does not touch another."""
+    def predict_messages(self, messages: Sequence[bytes | TensorSamples]) -> Predicted:
+        """Predicts JSON messages and samples in tensors, at best of many requests; bad ones do not touch others."""
         predicted = self._predict(messages, self.loaded.read)
         assert predicted is not None  # reads either answer or raise
         return predicted
 
-    def predict_at_once(self, messages: Sequence[bytes]) -> Predicted | None:
+    def predict_at_once(self, messages: Sequence[bytes | TensorSamples]) -> Predicted | None:
         """The same; None if rows have to be fetched first, which takes longer than an event loop may wait."""
         return self._predict(messages, self.loaded.read_at_once)
 
@@ -155,7 +155,9 @@ class Predictor:
             self._trained = publication.number, text.replace("+00:00", "Z")
         return self._trained[1]
 
-    def _predict(self, messages: Sequence[bytes], read: Callable[[list[Plan]], View | None]) -> Predicted | None:
+    def _predict(
+        self, messages: Sequence[bytes | TensorSamples], read: Callable[[list[Plan]], View | None]
+    ) -> Predicted | None:
         batch, bad = self._reader.decode(messages)
         plans = self._plans([batch])
         view = read(plans)

@@ -33,7 +33,7 @@ def harness(name: str) -> Path:
     if shutil.which(CLANG) is None:
         raise Missing(f"{CLANG} is not there: python3 .ci/system.py fuzzers")
     binary, source = BUILD / name / "harness", NATIVE / f"{name}.cc"
-    sources = [source, NATIVE / "input.h", *CORE.glob("*.h")]
+    sources = [source, *NATIVE.glob("*.h"), *CORE.glob("*.h")]
     if binary.exists() and binary.stat().st_mtime > max(one.stat().st_mtime for one in sources):
         return binary
     binary.parent.mkdir(parents=True, exist_ok=True)

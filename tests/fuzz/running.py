@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.fuzz import building, seeds
 
-HARNESSES = ["decode", "arrays"]
+HARNESSES = ["decode", "arrays", "tensors"]
 READERS = ["samples", "frames", "checkpoints", "published", "chunks", "avro", "protobuf", "registry"]
 TARGETS = [*HARNESSES, *READERS]
 FOUND = Path(__file__).parent / "found"

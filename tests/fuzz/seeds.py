@@ -39,4 +39,30 @@ def arrays() -> Iterator[bytes]:
     yield bytes([3, 2, 1, 3, 1, 2, 3, 2, 1, 0xFF]) + bytes(range(8)) + bytes([1, 5])
 
 
-ALL: dict[str, Callable[[], Iterator[bytes]]] = {"decode": decode, "arrays": arrays}
+def tensors() -> Iterator[bytes]:
+    """In each of the ways that a tensor is sent; see tensors.cc."""
+    dim = b"\x12\x04\x12\x02\x08\x02"  # tensor_shape { dim { size: 2 } }
+    proto = {
+        0: b"\x08\x07" + dim + b"\x42\x02u1\x42\x02u2",  # user: DT_STRING
+        3: b"\x08\x01" + dim + b"\x22\x08" + struct.pack("<2f", 0.5, -1.5),  # price: DT_FLOAT, tensor_content
+        4: b"\x08\x09" + dim + b"\x52\x02\x07\x08",  # age: DT_INT64
+        5: b"\x08\x02" + dim + b"\x32\x10" + struct.pack("<2d", 17e8, 1),  # ts: DT_DOUBLE
+        6: b"\x08\x0a" + dim + b"\x5a\x01\x01",  # label: DT_BOOL
+    }
+    inference = b"\x0a\x01a\x12\x05BYTES\x1a\x01\x02\x2a\x06\x42\x01x\x42\x01y"
+    raw = b"\x0a\x01a\x12\x05INT64\x1a\x02\x01\x02" + struct.pack("<2q", 7, -8)
+    for choice in (0, 0x40, 0xC0, 1, 0x41, 0xC1, 2):
+        given = [(field, 0, data) for field, data in proto.items()]
+        given += [
+            (2, 0, b"\x08\x07\x12\x08\x12\x02\x08\x02\x12\x02\x08\x02\x42\x01a"),
+            (12, 0, proto[4]),
+        ]  # genres [2, 2]
+        parts = [bytes([field, way]) + struct.pack("<H", len(data)) + data for field, way, data in given]
+        yield bytes([choice]) + b"".join(parts)
+        others = [(7, 1, inference), (8, 2, raw), (7, 9, b"\x01\x02\0\0\0hi")]
+        yield bytes([choice]) + b"".join(
+            bytes([field, way]) + struct.pack("<H", len(data)) + data for field, way, data in others
+        )
+
+
+ALL: dict[str, Callable[[], Iterator[bytes]]] = {"decode": decode, "arrays": arrays, "tensors": tensors}

@@ -1,17 +1,20 @@
 """Batcher: requests that come together are predicted together, and none gets another's answer."""
 
 import asyncio
+import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from streamtrain._core import InputTensor, TensorSamples
 from streamtrain.errors import SampleError
 from streamtrain.serve.admission import Overloaded
 from streamtrain.serve.batcher import Batcher
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry
+from tests.patience import PATIENCE
 from tests.serve.published import counted, origin_of, publish
 
 
@@ -63,6 +66,25 @@ def test_what_comes_together_is_predicted_together(batcher: Batcher, head: Predi
     assert [values(one) for one in asyncio.run(run())] == [[2002.0] * size for size in (1, 2, 0, 3)]
     assert sizes == [6]
     assert batcher.waiting == 0
+
+
+def tensors(*users: str) -> TensorSamples:
+    raw = b"".join(struct.pack("<I", len(user)) + user.encode() for user in users)
+    return TensorSamples([InputTensor.of_binary("user", [len(users)], "BYTES", raw)], {"user": True})
+
+
+def test_tensors_and_messages_are_predicted_together(batcher: Batcher, head: Predictor, sizes: list[int]) -> None:
+    async def run() -> list[Any]:
+        asked = [tensors("u1", "u1"), messages("nobody"), tensors(), tensors("u1", "x" * 300), messages("u1")]
+        return await asyncio.gather(*(batcher.predict(head, one) for one in asked), return_exceptions=True)
+
+    first, second, none, bad, last = asyncio.run(run())
+    assert [values(one) for one in (first, second, none, last)] == [[2002.0] * 2, [2000.0], [], [2002.0]]
+    assert isinstance(bad, SampleError)
+    (one,) = bad.bad
+    assert (one.index, one.reason, one.field) == (1, "id_too_long", "user")
+    assert "max_id_bytes is 256" in one.detail
+    assert sizes == [4]
 
 
 def test_a_batch_ends_before_it_is_too_large(batcher: Batcher, head: Predictor, sizes: list[int]) -> None:
@@ -117,6 +139,36 @@ def test_a_request_after_a_lone_one_is_answered_at_once(head: Predictor, sizes: 
 
     assert [values(one) for one in asyncio.run(run())] == [[2002.0]] * 6
     assert sizes == [1, 1, 1, 2, 2]  # the first of three may come alone, but none does after others have
+    batcher.close()
+
+
+def test_the_loop_takes_requests_while_a_thread_predicts_others(
+    head: Predictor, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over gRPC, where calls come one by one; they come together in the next batch."""
+    batcher, came, released = Batcher(observe=sizes.append), asyncio.Event(), threading.Event()
+    predict, loop = Predictor._predict, asyncio.new_event_loop()
+
+    def held(self: Predictor, *given: Any) -> Predicted | None:
+        assert threading.current_thread() is not threading.main_thread()
+        loop.call_soon_threadsafe(came.set)
+        assert released.wait(PATIENCE)
+        return predict(self, *given)
+
+    async def run() -> list[Predicted]:
+        await batcher.predict(head, messages("u1"))  # alone, on the loop
+        monkeypatch.setattr(Predictor, "_predict", held)
+        asked = [asyncio.ensure_future(batcher.predict(head, messages("u1"), in_thread=True))]
+        await came.wait()
+        for _ in range(3):
+            asked.append(asyncio.ensure_future(batcher.predict(head, tensors("u1"), in_thread=True)))
+            await asyncio.sleep(0)
+        released.set()
+        return await asyncio.gather(*asked)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert [values(one) for one in runner.run(run())] == [[2002.0]] * 4
+    assert sizes == [1, 1, 3]
     batcher.close()
 
 

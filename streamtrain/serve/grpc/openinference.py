@@ -1,19 +1,19 @@
 """The Open Inference Protocol over gRPC; what tensors mean is the same as over HTTP."""
 
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 from google.protobuf.json_format import ParseDict
 
 import streamtrain.serve.grpc.open_inference_pb2 as pb
+from streamtrain._core import InputTensor
 from streamtrain.serve.grpc.server import Call, Method, Reply, parse_message
 from streamtrain.serve.http.openinference import (
-    Tensor,
-    check_size,
-    decode_binary,
     describe_model,
     describe_server,
-    to_messages,
+    refused_tensors,
+    to_samples,
 )
 from streamtrain.serve.http.responses import HTTPError
 from streamtrain.serve.http.served import Target
@@ -23,20 +23,9 @@ from streamtrain.store.publication import Floats
 SERVICE = "inference.GRPCInferenceService"
 PROTOCOL = "openinference-grpc"
 
-_CONTENTS = {  # the field of a type's values
-    "BOOL": "bool_contents",
-    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
-    "INT64": "int64_contents",
-    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
 
-
-def parse_tensors(request: Any) -> tuple[list[Tensor], dict[str, list[Any]]]:
-    """The tensors of a request, and the flat values of each by name; texts as str.
+def parse_tensors(request: Any) -> list[InputTensor]:
+    """The tensors of a request.
 
     Raises:
         HTTPError: 400, a tensor is malformed; 413, too large.
@@ -44,31 +33,8 @@ def parse_tensors(request: Any) -> tuple[list[Tensor], dict[str, list[Any]]]:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise HTTPError(400, f"there are {len(raw)} raw_input_contents for {len(request.inputs)} inputs")
-    tensors: list[Tensor] = []
-    values: dict[str, list[Any]] = {}
-    for i, one in enumerate(request.inputs):
-        tensor = Tensor(one.name, [*one.shape], one.datatype)
-        if one.name in values:
-            raise HTTPError(400, f"input {one.name!r} appears twice")
-        values[one.name] = decode_binary(tensor, raw[i]) if raw else _contents(one)
-        check_size(tensor, len(values[one.name]))
-        tensors.append(tensor)
-    return tensors, values
-
-
-def _contents(tensor: Any) -> list[Any]:
-    field = _CONTENTS.get(tensor.datatype)
-    if field is None:
-        raise HTTPError(
-            400, f"input {tensor.name!r}: datatype {tensor.datatype!r} is not one of {', '.join(_CONTENTS)}"
-        )
-    values = [*getattr(tensor.contents, field)]
-    if tensor.datatype != "BYTES":
-        return values
-    try:
-        return [one.decode() for one in values]
-    except UnicodeDecodeError as exc:
-        raise HTTPError(400, f"input {tensor.name!r} has a value that is not UTF-8: {exc}") from exc
+    with refused_tensors():
+        return [*map(InputTensor.of_inference, request.inputs, raw or repeat(None))]
 
 
 class OpenInference:
@@ -119,15 +85,14 @@ class OpenInference:
         return ParseDict(described, pb.ModelMetadataResponse(), ignore_unknown_fields=True), {}
 
     async def _infer(self, call: Call) -> Reply:
-        request = parse_message(pb.ModelInferRequest, call.data)
+        request = parse_message(pb.RawModelInferRequest, call.data)
         target = self._resolve(request.model_name, request.model_version)
         labels = target.model.labels
         wanted = [one.name for one in request.outputs] or labels
         if unknown := {*wanted} - {*labels}:
             raise HTTPError(400, f"unknown output {unknown.pop()!r}; the outputs are {labels}")
-        tensors, values = parse_tensors(request)
-        messages = to_messages(tensors, values, target.fields)
-        predicted, after = await self._service.predict(target, messages, call.metadata, call.began)
+        samples = to_samples(parse_tensors(request), target.fields)
+        predicted, after = await self._service.predict(target, samples, call.metadata, call.began, in_thread=True)
         response = pb.ModelInferResponse(
             model_name=target.model.name, model_version=after["x-model-version"], id=request.id
         )

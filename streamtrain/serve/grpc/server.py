@@ -71,7 +71,7 @@ M = TypeVar("M", bound=Message)
 
 
 def parse_message(kind: Callable[[], M], data: bytes) -> M:
-    """A message of a kind.
+    """A message of a kind; one called Raw... is another on the wire, with parts of it left as bytes.
 
     Raises:
         HTTPError: 400, the bytes are not one.
@@ -80,7 +80,7 @@ def parse_message(kind: Callable[[], M], data: bytes) -> M:
     try:
         message.ParseFromString(data)
     except DecodeError as exc:
-        raise HTTPError(400, f"the request is not a {kind.__name__}: {exc}") from exc
+        raise HTTPError(400, f"the request is not a {kind.__name__.removeprefix('Raw')}: {exc}") from exc
     return message
 
 

@@ -6,14 +6,14 @@ Tensors are columns, as in the Open Inference Protocol: see `serve/http/openinfe
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import orjson
 from google.protobuf.json_format import ParseDict
 
 import streamtrain.serve.grpc.tensorflow_serving_pb2 as pb
+from streamtrain._core import InputTensor
 from streamtrain.serve.grpc.server import Call, Method, Reply, parse_message
 from streamtrain.serve.http.inputs import InputField
-from streamtrain.serve.http.openinference import Tensor, check_size, count_values, to_messages
+from streamtrain.serve.http.openinference import refused_tensors, to_samples
 from streamtrain.serve.http.responses import HTTPError
 from streamtrain.serve.http.served import Target
 from streamtrain.serve.http.service import Service
@@ -31,45 +31,17 @@ PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"
 PROTOCOL = "tensorflow-grpc"
 
-_TYPES: dict[int, tuple[str, str]] = {  # NumPy's name of a type, and the field of its values
-    pb.DT_FLOAT: ("<f4", "float_val"),
-    pb.DT_DOUBLE: ("<f8", "double_val"),
-    pb.DT_INT8: ("<i1", "int_val"),
-    pb.DT_INT16: ("<i2", "int_val"),
-    pb.DT_INT32: ("<i4", "int_val"),
-    pb.DT_INT64: ("<i8", "int64_val"),
-    pb.DT_UINT8: ("<u1", "int_val"),
-    pb.DT_UINT16: ("<u2", "int_val"),
-    pb.DT_UINT32: ("<u4", "uint32_val"),
-    pb.DT_UINT64: ("<u8", "uint64_val"),
-    pb.DT_BOOL: ("?", "bool_val"),
-    pb.DT_STRING: ("", "string_val"),
-}
 _ANY = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
 
 
-def parse_tensor(name: str, proto: Any) -> tuple[Tensor, list[Any]]:
-    """A tensor, and its flat values; texts as str.
+def parse_tensors(request: Any) -> list[InputTensor]:
+    """The tensors of a request.
 
     Raises:
-        HTTPError: 400, it is malformed; 413, too large.
+        HTTPError: 400, a tensor is malformed; 413, too large.
     """
-    tensor = Tensor(name, [dim.size for dim in proto.tensor_shape.dim], "")
-    if proto.dtype not in _TYPES:
-        names = ", ".join(pb.DataType.Name(one) for one in _TYPES)
-        raise HTTPError(400, f"input {name!r}: dtype {proto.dtype} is not one of {names}")
-    dtype, field = _TYPES[proto.dtype]
-    count = count_values(tensor)
-    if proto.tensor_content and dtype:
-        if len(proto.tensor_content) % np.dtype(dtype).itemsize:
-            raise HTTPError(400, f"input {name!r}: tensor_content is not a whole number of values")
-        values = np.frombuffer(proto.tensor_content, dtype).tolist()
-    else:
-        values = [*getattr(proto, field)]
-        if 0 < len(values) < count:
-            values += values[-1:] * (count - len(values))  # the last one stands for the rest
-    check_size(tensor, len(values))
-    return tensor, values if dtype else _texts(name, values)
+    with refused_tensors():
+        return [InputTensor.of_tensorflow(name, tensor) for name, tensor in request.inputs.items()]
 
 
 def _texts(name: str, values: list[bytes]) -> list[str]:
@@ -136,20 +108,15 @@ class TensorFlowServing:
         }
 
     async def _predict(self, call: Call) -> Reply:
-        request = parse_message(pb.PredictRequest, call.data)
+        request = parse_message(pb.RawPredictRequest, call.data)
         check_signature(request.model_spec.signature_name)
         target = self._resolve(request.model_spec)
         labels = target.model.labels
         wanted = [*request.output_filter] or labels
         if unknown := {*wanted} - {*labels}:
             raise HTTPError(400, f"unknown output {unknown.pop()!r}; the outputs are {labels}")
-        tensors: list[Tensor] = []
-        values: dict[str, list[Any]] = {}
-        for name, proto in request.inputs.items():
-            tensor, values[name] = parse_tensor(name, proto)
-            tensors.append(tensor)
-        messages = to_messages(tensors, values, target.fields)
-        predicted, spec, after = await self._run(call, target, messages, SIGNATURE)
+        samples = to_samples(parse_tensors(request), target.fields)
+        predicted, spec, after = await self._run(call, target, samples, SIGNATURE)
         response = pb.PredictResponse(model_spec=spec)
         for name in wanted:
             response.outputs[name].CopyFrom(_tensor_of(predicted[:, labels.index(name)]))
@@ -203,7 +170,7 @@ class TensorFlowServing:
         self, call: Call, target: Target, messages: Sequence[bytes], signature: str
     ) -> tuple[Floats, Any, Mapping[str, str]]:
         """Predictions [n, L], the spec of the model that has made them, and metadata of the response."""
-        predicted, after = await self._service.predict(target, messages, call.metadata, call.began)
+        predicted, after = await self._service.predict(target, messages, call.metadata, call.began, in_thread=True)
         return predicted.predictions, _spec_of(target, after["x-model-version"], signature or SIGNATURE), after
 
 

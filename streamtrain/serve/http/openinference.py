@@ -6,9 +6,9 @@ that the model does not read are ignored, as are such keys of samples.
 """
 
 import math
-import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -20,6 +20,7 @@ from fastapi.responses import Response
 from msgspec import UNSET, Struct, UnsetType
 from starlette.routing import BaseRoute
 
+from streamtrain._core import InputTensor, TensorSamples
 from streamtrain.serve.admission import Admitted
 from streamtrain.serve.http.inputs import InputField
 from streamtrain.serve.http.middleware import RawRoute
@@ -29,13 +30,7 @@ from streamtrain.serve.http.service import Service
 from streamtrain.store.publication import Floats
 
 LENGTH = ".length"
-_DTYPES = {
-    **{f"INT{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
-    **{f"UINT{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
-    **{f"FP{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
-    "BOOL": "?",
-}
-_MAX_VALUES = 1 << 22
+_MAX_VALUES = 1 << 22  # as in the native core
 
 
 class Tensor(Struct):
@@ -77,8 +72,27 @@ BODIES = (InferenceRequest, InferenceResponse)
 _decode = msgspec.json.Decoder(InferenceRequest).decode
 
 
-def parse_request(body: bytes, json_size: str | None) -> tuple[InferenceRequest, dict[str, list[Any]]]:
-    """A request, and the flat values of its tensors by name.
+Values = list[Any] | InputTensor
+"""Of a tensor, flat, or in the binary extension."""
+
+
+@contextmanager
+def refused_tensors() -> Iterator[None]:
+    """Tensors that the native core refuses are the sender's mistake.
+
+    Raises:
+        HTTPError: 400, they are malformed, or match neither each other nor the model; 413, too large.
+    """
+    try:
+        yield
+    except OverflowError as exc:
+        raise HTTPError(413, str(exc)) from exc
+    except ValueError as exc:
+        raise HTTPError(400, str(exc)) from exc
+
+
+def parse_request(body: bytes, json_size: str | None) -> tuple[InferenceRequest, dict[str, Values]]:
+    """A request, and the values of its tensors by name.
 
     Args:
         body: JSON, and after it the binary data if there is some.
@@ -92,46 +106,61 @@ def parse_request(body: bytes, json_size: str | None) -> tuple[InferenceRequest,
         request = _decode(body[:end] if 0 <= end <= len(body) else b"")
     except (ValueError, RecursionError) as exc:  # msgspec's errors are ValueErrors
         raise HTTPError(400, f"the body is not an inference request: {exc}") from exc
-    values: dict[str, list[Any]] = {}
+    values: dict[str, Values] = {}
     for one in request.inputs:
         if one.name in values:
             raise HTTPError(400, f"input {one.name!r} appears twice")
         size = one.parameters.get("binary_data_size")
         if size is None:
-            values[one.name] = _flat(one)
+            values[one.name] = flat = _flat(one)
+            _check_size(one, len(flat))
         elif not isinstance(size, int) or not 0 <= size <= len(body) - end:
             raise HTTPError(
                 400, f"input {one.name!r}: binary_data_size is {size!r}, but {len(body) - end} bytes are left"
             )
         else:
-            values[one.name] = decode_binary(one, body[end : end + size])
+            with refused_tensors():
+                values[one.name] = InputTensor.of_binary(one.name, one.shape, one.datatype, body[end : end + size])
             end += size
-        check_size(one, len(values[one.name]))
     if json_size is not None and end != len(body):
         raise HTTPError(400, f"{len(body) - end} bytes of binary data belong to no input")
     return request, values
 
 
+def to_samples(tensors: Sequence[InputTensor], fields: Mapping[str, InputField]) -> TensorSamples:
+    """The instances of a request whose tensors are all binary.
+
+    Raises:
+        HTTPError: see `refused_tensors`.
+    """
+    with refused_tensors():
+        return TensorSamples(tensors, {name: field.ids for name, field in fields.items()})
+
+
 def to_messages(
-    inputs: Sequence[Tensor], values: Mapping[str, list[Any]], fields: Mapping[str, InputField]
-) -> list[bytes]:
+    inputs: Sequence[Tensor], values: Mapping[str, Values], fields: Mapping[str, InputField]
+) -> Sequence[bytes]:
     """The instances of a request, each as JSON.
 
     Args:
         inputs: its tensors, of one dimension or more.
-        values: of each, flat, by name; as many as its shape says.
+        values: of each, by name; as many as its shape says.
         fields: of the model.
 
     Raises:
         HTTPError: 400, tensors do not match each other or the model.
     """
+    binary = [one for one in values.values() if isinstance(one, InputTensor)]
+    if binary and len(binary) == len(values):
+        return to_samples(binary, fields)
+    lists = {name: one.tolist() if isinstance(one, InputTensor) else one for name, one in values.items()}
     shapes = {one.name: one.shape for one in inputs}
     used = [one for one in inputs if one.name in fields]
     if not used:
         raise HTTPError(400, f"the request has none of the model's inputs, which are {[*fields]}")
     if len({one.shape[0] for one in used}) > 1:
         raise HTTPError(400, f"inputs must have the same first dimension, not {shapes}")
-    columns = {one.name: _column(one, values, shapes, fields[one.name]) for one in used}
+    columns = {one.name: _column(one, lists, shapes, fields[one.name]) for one in used}
     return [orjson.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
@@ -156,26 +185,17 @@ def _column(
     return [flat[i * width : i * width + length] for i, length in enumerate(lengths)]
 
 
-def check_size(tensor: Tensor, values: int) -> None:
-    """Raises HTTPError 400 unless a tensor of this shape has `values` values."""
-    if values != count_values(tensor):
-        raise HTTPError(400, f"input {tensor.name!r} has {values} values, which do not fill its shape {tensor.shape}")
-
-
-def count_values(tensor: Tensor) -> int:
-    """The number of values that a shape takes.
-
-    Raises:
-        HTTPError: 400, it is not a shape; 413, too many.
-    """
-    if not tensor.shape or any(extent < 0 for extent in tensor.shape):
+def _check_size(tensor: Tensor, values: int) -> None:
+    """Raises HTTPError 400 unless a tensor of this shape has `values` values, and 413 if it may not have so many."""
+    shape = tensor.shape
+    if not shape or any(extent < 0 for extent in shape):
         raise HTTPError(
-            400, f"input {tensor.name!r}: shape must have one or more dimensions, none negative, not {tensor.shape}"
+            400, f"input {tensor.name!r}: shape must have one or more dimensions, none negative, not {shape}"
         )
-    count = math.prod(tensor.shape)
-    if count > _MAX_VALUES or max(tensor.shape) > _MAX_VALUES:
-        raise HTTPError(413, f"input {tensor.name!r} may have at most {_MAX_VALUES} values, not {count}")
-    return count
+    if (count := math.prod(shape)) > _MAX_VALUES or max(shape) > _MAX_VALUES:
+        raise HTTPError(413, f"input {tensor.name!r} may have at most {_MAX_VALUES} values, not those of shape {shape}")
+    if values != count:
+        raise HTTPError(400, f"input {tensor.name!r} has {values} values, which do not fill its shape {shape}")
 
 
 def _flat(tensor: Tensor) -> list[Any]:
@@ -189,38 +209,6 @@ def _flat(tensor: Tensor) -> list[Any]:
     if any(isinstance(one, list | dict) for one in values):
         raise HTTPError(400, f'input {tensor.name!r}: the nesting of "data" does not match its shape {tensor.shape}')
     return values
-
-
-def decode_binary(tensor: Tensor, data: bytes) -> list[Any]:
-    """The values of a tensor in the binary extension, little-endian."""
-    if tensor.datatype == "BYTES":
-        return _decode_texts(tensor.name, data)
-    dtype = _DTYPES.get(tensor.datatype)
-    if dtype is None:
-        raise HTTPError(
-            400, f"input {tensor.name!r}: datatype {tensor.datatype!r} is not one of BYTES, {', '.join(_DTYPES)}"
-        )
-    if len(data) % np.dtype(dtype).itemsize:
-        raise HTTPError(
-            400, f"input {tensor.name!r}: {len(data)} bytes are not a whole number of {tensor.datatype} values"
-        )
-    values: list[Any] = np.frombuffer(data, dtype).tolist()
-    return values
-
-
-def _decode_texts(name: str, data: bytes) -> list[Any]:
-    """Each is a 4-byte little-endian length, followed by that many bytes of UTF-8."""
-    texts, at = [], 0
-    try:
-        while at < len(data):
-            (size,) = struct.unpack_from("<I", data, at)
-            if at + 4 + size > len(data):
-                raise HTTPError(400, f"input {name!r}: the last text is truncated")
-            texts.append(data[at + 4 : at + 4 + size].decode())
-            at += 4 + size
-    except (struct.error, UnicodeDecodeError) as exc:
-        raise HTTPError(400, f"input {name!r}: expected texts in UTF-8, each preceded by its length: {exc}") from exc
-    return texts
 
 
 def encode_response(

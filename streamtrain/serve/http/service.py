@@ -262,15 +262,22 @@ class Service:
         return b"".join(chunks)
 
     async def predict(
-        self, target: Target, messages: Sequence[bytes], headers: Mapping[str, str], began: float
+        self,
+        target: Target,
+        messages: Sequence[bytes],
+        headers: Mapping[str, str],
+        began: float,
+        *,
+        in_thread: bool = False,
     ) -> tuple[Predicted, dict[str, str]]:
         """Predicts instances: the predictions, and the headers of the response.
 
         Args:
             target: what to predict them with.
-            messages: the instances, as JSON.
+            messages: the instances, as JSON or `TensorSamples`.
             headers: of the request, or metadata of a call.
             began: when the request arrived, by `time.perf_counter`.
+            in_thread: see `Batcher.predict`.
 
         Raises:
             HTTPError: 413, too many instances; 412, the offsets were not learned in time; 400, no finite prediction.
@@ -283,22 +290,29 @@ class Service:
         wanted = headers.get("x-min-offset")
         routed = None if target.is_named else target.model.router.route(headers, messages)
         if routed is not None:
-            predicted, about = await self._predict_routed(target, routed, messages, wanted, began)
+            predicted, about = await self._predict_routed(target, routed, messages, wanted, began, in_thread=in_thread)
         else:
-            predicted, about = await self._predict(target, target.choose, messages, wanted, began)
+            predicted, about = await self._predict(target, target.choose, messages, wanted, began, in_thread=in_thread)
         if (log := self.feedback.impressions) is not None:
             model, arrived = target.model, self._now() - (time.perf_counter() - began)
             log.take(Answered(REQUEST.get(), arrived, model.name, model.labels, messages, predicted.predictions, about))
         return predicted, about
 
     async def _predict_routed(
-        self, target: Target, routed: Routed, messages: Sequence[bytes], wanted: str | None, began: float
+        self,
+        target: Target,
+        routed: Routed,
+        messages: Sequence[bytes],
+        wanted: str | None,
+        began: float,
+        *,
+        in_thread: bool,
     ) -> tuple[Predicted, dict[str, str]]:
         """Like `predict`, by an arm; the mirror gets a copy."""
         model, name = target.model, routed.arm.name
         try:
             predicted, about = await self._predict(
-                target, lambda: routed.choose() or target.choose(), messages, wanted, began
+                target, lambda: routed.choose() or target.choose(), messages, wanted, began, in_thread=in_thread
             )
         except StreamtrainError:
             model.router.failures[name] += 1
@@ -314,10 +328,17 @@ class Service:
         return predicted, about | {"x-arm": name, "x-propensity": f"{routed.propensity:.6g}"}
 
     async def _predict(
-        self, target: Target, choose: Choose, messages: Sequence[bytes], wanted: str | None, began: float
+        self,
+        target: Target,
+        choose: Choose,
+        messages: Sequence[bytes],
+        wanted: str | None,
+        began: float,
+        *,
+        in_thread: bool,
     ) -> tuple[Predicted, dict[str, str]]:
         predictor = choose() if wanted is None else await self._wait_learned(choose, parse_offsets(wanted))
-        predicted = await self.batcher.predict(predictor, messages)
+        predicted = await self.batcher.predict(predictor, messages, in_thread=in_thread)
         if not np.isfinite(predicted.predictions).all():
             at = int(np.flatnonzero(~np.isfinite(predicted.predictions).all(axis=1))[0])
             raise HTTPError(

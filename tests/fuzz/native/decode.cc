@@ -8,58 +8,12 @@
 #include <string_view>
 #include <vector>
 
-#include "input.h"
+#include "decoding.h"
 
 namespace streamtrain::fuzz {
 namespace {
 
 constexpr size_t kMostMessages = 64;
-
-// Of tests/fuzz/readers/samples.py too, where each is held against the oracle.
-DecoderSpec usual() {
-  using Transform = NumericSpec::Transform;
-  DecoderSpec spec{};
-  spec.labels = {{"label", LabelSpec::Kind::kBinary, false}, {"dwell", LabelSpec::Kind::kCount, true}};
-  spec.categoricals = {{"user", 0, {}}, {"item", 0, "none"}, {"genres", 3, {}}};
-  spec.crosses = {{"user_x_genres", {0, 2}, 0}};
-  spec.numerics = {{"price", {}, Transform::kNone, 0, 1}, {"age", 30.0, Transform::kLog1p, 0, 1}};
-  spec.time = "ts";
-  spec.weight = "w";
-  spec.max_message_bytes = 1000;
-  spec.max_id_bytes = 64;
-  spec.max_ids = 100;
-  spec.max_depth = 5;
-  return spec;
-}
-
-// Several columns read one field, whose names are hard; the limits are low.
-DecoderSpec hard() {
-  using Transform = NumericSpec::Transform;
-  DecoderSpec spec{};
-  spec.labels = {{"a", LabelSpec::Kind::kReal, true}};
-  spec.categoricals = {{"a", 2, "0"}, {"b", 0, {}}, {"", 1, ""}, {"qu\"ote", 0, "x"}};
-  spec.categoricals.push_back({std::string("nul\0", 4), 7, "y"});
-  spec.crosses = {{"x1", {0, 1, 2}, 2}, {"x2", {1, 1}, 0}};
-  spec.numerics = {{"a", 0.0, Transform::kStandardize, 2.5, 0.5}, {"b", 1.0, Transform::kNone, 0, 1}};
-  spec.time = "a";
-  spec.max_message_bytes = 120;
-  spec.max_id_bytes = 14;
-  spec.max_ids = 6;
-  spec.max_depth = 3;
-  return spec;
-}
-
-// Nothing of a sample is needed: all is skipped.
-DecoderSpec empty() {
-  DecoderSpec spec{};
-  spec.max_message_bytes = 1 << 20;
-  spec.max_id_bytes = 256;
-  spec.max_ids = 1;
-  spec.max_depth = 256;
-  return spec;
-}
-
-DecoderSpec spec_of(size_t which) { return which == 0 ? usual() : which == 1 ? hard() : empty(); }
 
 void check(const Columns& columns, const std::vector<std::string_view>& messages, const Decoder& decoder,
            bool with_labels) {
@@ -85,21 +39,6 @@ void check(const Columns& columns, const std::vector<std::string_view>& messages
     CHECK(refusal->message == static_cast<int32_t>(i) && refusal->reason != Reason::kNone);
     CHECK(refusal->position >= -1 && refusal->position <= static_cast<int64_t>(messages[i].size()));
     ++refusal;
-  }
-}
-
-bool equal(const std::vector<float>& a, const std::vector<float>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
-}
-
-void check_same(const Columns& a, const Columns& b) {
-  CHECK(a.size == b.size && a.kept == b.kept && a.keys == b.keys && a.starts == b.starts && a.offsets == b.offsets);
-  CHECK(a.single == b.single && a.times == b.times);
-  CHECK(equal(a.numeric, b.numeric) && equal(a.labels, b.labels) && equal(a.weights, b.weights));
-  CHECK(a.refusals.size() == b.refusals.size());
-  for (size_t i = 0; i < a.refusals.size(); ++i) {
-    const Refusal &x = a.refusals[i], &y = b.refusals[i];
-    CHECK(x.message == y.message && x.reason == y.reason && x.name == y.name && x.position == y.position);
   }
 }
 
@@ -139,14 +78,16 @@ void run(const uint8_t* data, size_t size) {
   static std::unique_ptr<Decoder> lasting[3];
   if (!lasting[which]) lasting[which] = std::make_unique<Decoder>(spec_of(which));
   Decoder fresh(spec_of(which));
-  const Columns columns = fresh.decode(messages.data(), messages.size(), with_labels);
+  std::vector<Source> sources;
+  for (const std::string_view message : messages) sources.push_back({message});
+  const Columns columns = fresh.decode(sources, with_labels);
   check(columns, messages, fresh, with_labels);
-  check_same(columns, lasting[which]->decode(messages.data(), messages.size(), with_labels));
+  check_same(columns, lasting[which]->decode(sources, with_labels));
   size_t row = 0, refusal = 0;
   for (size_t i = 0; i < messages.size(); ++i) {
     const bool refused = row == columns.size || columns.kept[row] != static_cast<int32_t>(i);
     Decoder one(spec_of(which));
-    check_alone(columns, row, refusal, refused, one.decode(&messages[i], 1, with_labels), fresh.features());
+    check_alone(columns, row, refusal, refused, one.decode(std::span(sources).subspan(i, 1), with_labels), fresh.features());
     if (refused) ++refusal; else ++row;
   }
 }

@@ -126,6 +126,26 @@ def test_requests_that_are_wrong(address: str) -> None:
     assert refused(address, "/tensorflow.serving.PredictionService/MultiInference", b"")[0] == "UNIMPLEMENTED"
 
 
+def test_tensors_that_are_wrong(address: str) -> None:
+    """Of the Open Inference Protocol; what may be wrong with a tensor: see tests/native/test_tensor.py."""
+    user = {"name": "user", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"u1"]}}
+    price = {"name": "price", "datatype": "FP32", "shape": [1], "contents": {"fp32_contents": [0.5]}}
+    for inputs, raw, said in (
+        ([user, user], [], "input 'user' appears twice"),
+        ([user, price], [b"u1"], "there are 1 raw_input_contents for 2 inputs"),
+        ([user, price | {"shape": [2]}], [], "input 'price' has 1 values, which do not fill its shape [2]"),
+        ([user, price | {"datatype": "FP16"}], [], "input 'price': FP16 values must be raw"),
+        ([user], [], "instance 0: missing_field in field 'price': the sample has 'user'"),
+        ([user | {"shape": [1, 1]}, price | {"name": "user.length"}], [], "must be 1 integers from 0 to 1"),
+        ([price | {"name": "user"}, price], [], "instance 0: wrong_type in field 'user': it is 0.5; expected an id"),
+    ):
+        request = oip.ModelInferRequest(model_name="model", inputs=inputs, raw_input_contents=raw)
+        code, details = refused(address, INFER, request.SerializeToString())
+        assert (code, said in details) == ("INVALID_ARGUMENT", True), details
+    code, details = refused(address, INFER, b"\xff\xff")
+    assert (code, details.startswith("the request is not a ModelInferRequest: ")) == ("INVALID_ARGUMENT", True)
+
+
 def test_waiting_for_offsets(address: str) -> None:
     request = asked().SerializeToString()
     _, after = send(address, PREDICT, request, ("x-min-offset", "0:4"), ("x-request-id", "mine"))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,7 +146,7 @@ def price_of(value: bytes, datatype: str) -> dict[str, Any]:
         (b"\2\0\0\0u1", (b"\0\0\0\0", "FP8"), 0, "datatype 'FP8' is not one of"),
         (b"\2\0\0\0u1", (b"\0\0\0\0", "FP32"), 1, "not an inference request"),
         (b"\2\0\0\0u1", (b"\0\0\0\0", "FP32"), -10_000, "not an inference request"),
-        (b"\2\0\0\0\xff1", (b"\0\0\0\0", "FP32"), 0, "expected texts in UTF-8"),
+        (b"\2\0\0\0\xff1", (b"\0\0\0\0", "FP32"), 0, "'user' has a value that is not UTF-8"),
         (b"\3\0\0\0u1", (b"\0\0\0\0", "FP32"), 0, "the last text is truncated"),
         (b"\2\0\0\0u1\0\0", (b"\0\0\0\0", "FP32"), 0, "expected texts"),
     ],
@@ -157,6 +158,25 @@ def test_bad_binary_data(client: httpx.Client, text: bytes, price: tuple[bytes, 
     answer = client.post(f"{URL}/infer", content=head + text + price[0], headers=header)
     assert answer.status_code == 400
     assert re.search(message, answer.json()["error"]), answer.text
+
+
+def test_some_tensors_in_binary_and_some_in_json(client: httpx.Client) -> None:
+    ids, prices = (
+        b"".join(struct.pack("<I", 2) + one for one in (b"u1", b"u2", b"u3", b"u1")),
+        np.array([0.5, 1], np.float32),
+    )
+    user = {"name": "user", "shape": [2, 2], "datatype": "BYTES", "parameters": {"binary_data_size": len(ids)}}
+    lengths = tensor("user.length", [2], [2, 1], "INT64")
+    price = {"name": "price", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": prices.nbytes}}
+    for inputs, data in (
+        ([user, lengths, price], ids + prices.tobytes()),
+        ([user, lengths, PRICES], ids),
+        ([tensor("user", [2, 2], ["u1", "u2", "u3", ""]), lengths, price], prices.tobytes()),
+    ):
+        head = httpx.Request("POST", "http://x", json={"inputs": inputs}).content
+        header = {"inference-header-content-length": str(len(head))}
+        answer = client.post(f"{URL}/infer", content=head + data, headers=header)
+        assert answer.json()["outputs"][0]["data"] == [2.5, 2.0], answer.text
 
 
 def test_binary_data_that_belongs_to_nothing(client: httpx.Client) -> None:
