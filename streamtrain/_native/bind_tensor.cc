@@ -24,8 +24,8 @@ struct HeldTensor {
   nb::object bytes;
 };
 
-HeldTensor of_tensorflow(std::string name, nb::bytes message) {
-  return {read_tensorflow_tensor(std::move(name), view(message)), message};
+HeldTensor of_tensorflow(const std::string& name, nb::bytes message) {
+  return {read_tensorflow_tensor(name, view(message)), message};
 }
 
 HeldTensor of_inference(nb::bytes message, std::optional<nb::bytes> raw) {
@@ -40,12 +40,14 @@ HeldTensor of_binary(std::string name, std::vector<int64_t> shape, std::string_v
 nb::list values_of(const HeldTensor& self) {
   const Tensor& tensor = self.tensor;
   nb::list values;
-  for (const std::string_view one : tensor.texts) values.append(nb::str(one.data(), one.size()));
-  for (const double one : tensor.floats) values.append(one);
-  for (const uint64_t one : tensor.integers) {
-    if (tensor.kind == Tensor::Kind::kBoolean) values.append(one != 0);
-    else if (tensor.kind == Tensor::Kind::kSigned) values.append(static_cast<int64_t>(one));
-    else values.append(one);
+  for (size_t at = 0; at < tensor.size; ++at) {
+    switch (tensor.kind) {
+      case Tensor::Kind::kText: values.append(nb::str(tensor.text(at).data(), tensor.text(at).size())); break;
+      case Tensor::Kind::kFloat: values.append(tensor.number(at)); break;
+      case Tensor::Kind::kBoolean: values.append(tensor.integer(at) != 0); break;
+      case Tensor::Kind::kSigned: values.append(static_cast<int64_t>(tensor.integer(at))); break;
+      case Tensor::Kind::kUnsigned: values.append(tensor.integer(at)); break;
+    }
   }
   return values;
 }

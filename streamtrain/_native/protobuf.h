@@ -14,13 +14,17 @@
 
 namespace streamtrain {
 
+struct MalformedProtobuf : std::runtime_error {
+  MalformedProtobuf() : std::runtime_error("malformed protobuf") {}
+};
+
 class ProtobufReader {
  public:
   enum class Wire : uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
   explicit ProtobufReader(std::string_view message) : at_(message.data()), end_(at_ + message.size()) {}
 
-  // Reads a field; false at the end. Throws std::invalid_argument where the message is malformed.
+  // Reads a field; false at the end. Throws MalformedProtobuf.
   bool next() {
     if (at_ == end_) return false;
     const uint64_t tag = varint();
@@ -57,7 +61,7 @@ class ProtobufReader {
   }
 
  private:
-  [[noreturn]] static void malformed() { throw std::invalid_argument("Error parsing message"); }
+  [[noreturn]] static void malformed() { throw MalformedProtobuf(); }
 
   uint64_t varint() {
     uint64_t value = 0;

@@ -92,14 +92,11 @@ class SampleReader {
   // Makes the columns of `samples`, which outlive this, those that read_row() reads.
   void bind(const TensorSamples& samples) {
     bound_.clear();
-    size_t ids = 0;
     for (const TensorColumn& column : samples.columns()) {
       const int field = find(column.tensor->name);
-      if (field == kUnknown) continue;
-      bound_.push_back({&column, &fields_[static_cast<size_t>(field)]});
-      ids += column.width;
+      if (field != kUnknown) bound_.push_back({&column, &fields_[static_cast<size_t>(field)]});
     }
-    if (ids_.size() < ids) ids_.resize(ids);
+    if (ids_.size() < samples.width()) ids_.resize(samples.width());
   }
 
   // Reads a sample of what is bound, as its JSON would be read; its values have no positions.
@@ -275,19 +272,19 @@ class SampleReader {
     char digits[kIntegerSize];
     value.kind = Value::Kind::kNumber;
     switch (tensor.kind) {
-      case Tensor::Kind::kText: take_text(tensor.texts[at], roles, value); return;
-      case Tensor::Kind::kFloat: take_number(tensor.floats[at], value); return;
+      case Tensor::Kind::kText: take_text(tensor.text(at), roles, value); return;
+      case Tensor::Kind::kFloat: take_number(tensor.number(at), value); return;
       case Tensor::Kind::kBoolean:
         value.kind = Value::Kind::kBoolean;
         value.number_reason = Reason::kNone;
-        value.number = static_cast<double>(tensor.integers[at]);
+        value.number = static_cast<double>(tensor.integer(at));
         return;
       default: break;
     }
     if (roles & kIds) single_id(integer_text(tensor, at, digits), value);
-    take_number(tensor.kind == Tensor::Kind::kSigned ? static_cast<double>(static_cast<int64_t>(tensor.integers[at]))
-                                                     : static_cast<double>(tensor.integers[at]),
-                value);
+    const uint64_t bits = tensor.integer(at);
+    const bool is_signed = tensor.kind == Tensor::Kind::kSigned;
+    take_number(is_signed ? static_cast<double>(static_cast<int64_t>(bits)) : static_cast<double>(bits), value);
   }
 
   void tensor_list(const Tensor& tensor, size_t at, size_t count, uint8_t roles, Value& value) {
@@ -298,7 +295,7 @@ class SampleReader {
     value.id_reason = Reason::kNone;
     for (size_t i = at; i < at + count; ++i) {
       Reason reason = Reason::kWrongType;
-      if (tensor.kind == Tensor::Kind::kText) reason = id(tensor.texts[i]);
+      if (tensor.kind == Tensor::Kind::kText) reason = id(tensor.text(i));
       else if (tensor.kind == Tensor::Kind::kSigned || tensor.kind == Tensor::Kind::kUnsigned)
         reason = id(integer_text(tensor, i, digits));
       if (value.id_reason == Reason::kNone) value.id_reason = reason;
@@ -348,7 +345,7 @@ class SampleReader {
   static constexpr size_t kIntegerSize = 24;  // digits of 64 bits, and a sign
 
   static std::string_view integer_text(const Tensor& tensor, size_t at, char (&to)[kIntegerSize]) {
-    const uint64_t bits = tensor.integers[at];
+    const uint64_t bits = tensor.integer(at);
     const std::to_chars_result end = tensor.kind == Tensor::Kind::kSigned
                                          ? std::to_chars(to, to + kIntegerSize, static_cast<int64_t>(bits))
                                          : std::to_chars(to, to + kIntegerSize, bits);

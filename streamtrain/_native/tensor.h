@@ -16,7 +16,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -26,7 +25,8 @@
 
 namespace streamtrain {
 
-// The values are flat, in `texts`, `floats` or (all other kinds) `integers`.
+// The values are flat, in `texts`, `floats` or (all other kinds) `integers`. Where those are fewer than `size`, the last
+// one stands for all that are missing: a sender of a few bytes is not given memory for millions of values.
 struct Tensor {
   enum class Kind : uint8_t { kText, kSigned, kUnsigned, kBoolean, kFloat };
   std::string name;
@@ -36,7 +36,14 @@ struct Tensor {
   std::vector<uint64_t> integers;       // signed ones as two's complement, booleans as 0 and 1
   std::vector<double> floats;
 
-  size_t size() const { return kind == Kind::kText ? texts.size() : kind == Kind::kFloat ? floats.size() : integers.size(); }
+  size_t size = 0;  // the product of `shape`
+
+  size_t stored() const { return kind == Kind::kText ? texts.size() : kind == Kind::kFloat ? floats.size() : integers.size(); }
+
+  // REQUIRES: at < size, and the kind is that of the value.
+  std::string_view text(size_t at) const { return texts[std::min(at, texts.size() - 1)]; }
+  uint64_t integer(size_t at) const { return integers[std::min(at, integers.size() - 1)]; }
+  double number(size_t at) const { return floats[std::min(at, floats.size() - 1)]; }
 };
 
 inline constexpr size_t kMaxTensorValues = size_t{1} << 22;
@@ -87,8 +94,8 @@ inline std::string shown(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// The number of values that a shape takes.
-inline size_t values_of(const Tensor& tensor) {
+// Sets the number of values that the shape takes.
+inline void measure(Tensor& tensor) {
   if (tensor.shape.empty() || *std::min_element(tensor.shape.begin(), tensor.shape.end()) < 0)
     refuse(tensor, ": shape must have one or more dimensions, none negative, not " + shown(tensor.shape));
   size_t values = 1;
@@ -101,7 +108,7 @@ inline size_t values_of(const Tensor& tensor) {
   if (!fits)
     throw std::overflow_error("input '" + tensor.name + "' may have at most " + std::to_string(kMaxTensorValues) +
                               " values, not those of shape " + shown(tensor.shape));
-  return values;
+  tensor.size = values;
 }
 
 inline void add(Tensor& tensor, const Type& type, uint64_t bits) {
@@ -163,9 +170,10 @@ inline bool is_ascii(const char* begin, const char* end) {
 }
 
 // Where the values are not as many as the shape says, or texts are not UTF-8, it is refused.
-inline Tensor checked(Tensor&& tensor) {
-  if (tensor.size() != values_of(tensor)) {
-    refuse(tensor, " has " + std::to_string(tensor.size()) + " values, which do not fill its shape " + shown(tensor.shape));
+inline Tensor checked(Tensor&& tensor, bool last_stands_for_more = false) {
+  const size_t stored = tensor.stored();
+  if (stored != tensor.size && !(last_stands_for_more && 0 < stored && stored < tensor.size)) {
+    refuse(tensor, " has " + std::to_string(stored) + " values, which do not fill its shape " + shown(tensor.shape));
   }
   if (!tensor.texts.empty() && !is_ascii(tensor.texts.front().data(), tensor.texts.back().data() + tensor.texts.back().size())) {
     for (const std::string_view text : tensor.texts)
@@ -183,7 +191,7 @@ inline const Type& inference_type(const Tensor& tensor, std::string_view name) {
 inline Tensor read_binary(Tensor&& tensor, std::string_view datatype, std::string_view data) {
   const Type& type = inference_type(tensor, datatype);
   tensor.kind = type.kind;
-  values_of(tensor);
+  measure(tensor);
   if (type.kind == Kind::kText) read_texts(tensor, data);
   else read_dense(tensor, type, data);
   return checked(std::move(tensor));
@@ -191,11 +199,9 @@ inline Tensor read_binary(Tensor&& tensor, std::string_view datatype, std::strin
 
 }  // namespace tensor_parts
 
-// A TensorProto: its values are in `tensor_content` or in the field of their type, where the last one may stand for all
-// that are missing.
-inline Tensor read_tensorflow_tensor(std::string name, std::string_view message) {
-  using namespace tensor_parts;
-  Tensor tensor{.name = std::move(name)};
+namespace tensor_parts {
+
+inline Tensor read_proto(Tensor&& tensor, std::string_view message) {
   int32_t dtype = 0;
   std::string_view content;
   for (ProtobufReader reader(message); reader.next();) {
@@ -214,26 +220,16 @@ inline Tensor read_tensorflow_tensor(std::string name, std::string_view message)
                                         [&](const Type& one) { return one.number == dtype; });
   if (type == std::end(kTensorFlow)) refuse(tensor, ": dtype " + std::to_string(dtype) + " is not one of " + listed(kTensorFlow));
   tensor.kind = type->kind;
-  const size_t values = values_of(tensor);
-  if (type->kind == Kind::kText) tensor.texts.reserve(values);
+  measure(tensor);
   if (!content.empty() && type->kind != Kind::kText) {
     read_dense(tensor, *type, content);
     return checked(std::move(tensor));
   }
   read_field(tensor, *type, message);
-  const auto repeat = [&](auto& of) {
-    if (!of.empty() && of.size() < values) of.insert(of.end(), values - of.size(), std::decay_t<decltype(of.back())>(of.back()));
-  };
-  repeat(tensor.texts);
-  repeat(tensor.integers);
-  repeat(tensor.floats);
-  return checked(std::move(tensor));
+  return checked(std::move(tensor), true);
 }
 
-// An InferInputTensor: its values are in its contents, or in the `raw` bytes beside it.
-inline Tensor read_inference_tensor(std::string_view message, std::optional<std::string_view> raw) {
-  using namespace tensor_parts;
-  Tensor tensor;
+inline Tensor read_input(Tensor&& tensor, std::string_view message, std::optional<std::string_view> raw) {
   std::string_view datatype;
   std::vector<std::string_view> contents;
   for (ProtobufReader reader(message); reader.next();) {
@@ -242,16 +238,35 @@ inline Tensor read_inference_tensor(std::string_view message, std::optional<std:
     if (reader.is(5, Wire::kBytes)) contents.push_back(reader.bytes());
     reader.scalars(3, Wire::kVarint, [&](uint64_t extent) { tensor.shape.push_back(static_cast<int64_t>(extent)); });
   }
-  if (find_bad_utf8(tensor.name.data(), tensor.name.data() + tensor.name.size()))
-    throw std::invalid_argument("the name of an input is not UTF-8");
-  if (find_bad_utf8(datatype.data(), datatype.data() + datatype.size())) datatype = "";
+  for (const std::string_view one : {std::string_view(tensor.name), datatype})
+    if (find_bad_utf8(one.data(), one.data() + one.size())) throw MalformedProtobuf();
   if (raw) return read_binary(std::move(tensor), datatype, *raw);
   const Type& type = inference_type(tensor, datatype);
   if (!type.field) refuse(tensor, ": " + std::string(type.name) + " values must be raw");
   tensor.kind = type.kind;
-  values_of(tensor);
+  measure(tensor);
   for (const std::string_view one : contents) read_field(tensor, type, one);
   return checked(std::move(tensor));
+}
+
+}  // namespace tensor_parts
+
+// A TensorProto: its values are in `tensor_content` or in the field of their type.
+inline Tensor read_tensorflow_tensor(const std::string& name, std::string_view message) {
+  try {
+    return tensor_parts::read_proto({.name = name}, message);
+  } catch (const MalformedProtobuf&) {
+    throw std::invalid_argument("input '" + name + "' is not a TensorProto");
+  }
+}
+
+// An InferInputTensor: its values are in its contents, or in the `raw` bytes beside it.
+inline Tensor read_inference_tensor(std::string_view message, std::optional<std::string_view> raw) {
+  try {
+    return tensor_parts::read_input({}, message, raw);
+  } catch (const MalformedProtobuf&) {
+    throw std::invalid_argument("one of the inputs is not an InferInputTensor");
+  }
 }
 
 // A tensor of the Open Inference Protocol's binary extension.

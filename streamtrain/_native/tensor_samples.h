@@ -21,15 +21,18 @@ namespace streamtrain {
 struct TensorColumn {
   const Tensor* tensor;
   bool is_list;
-  size_t width;                   // values of a sample
-  std::vector<uint32_t> lengths;  // of them those that count, by sample; empty: all
+  size_t width;           // values of a sample
+  const Tensor* lengths;  // of them those that count, by sample; nullptr: all
 
-  size_t length(size_t row) const { return lengths.empty() ? width : lengths[row]; }
+  size_t length(size_t row) const { return lengths ? static_cast<size_t>(lengths->integer(row)) : width; }
 };
+
+inline constexpr size_t kMaxTensorWidth = size_t{1} << 19;  // values of a sample: as many as ids in a message of 1 MiB
 
 class TensorSamples {
  public:
-  // Adds a column, whose tensor outlives this; `is_ids`: whether it may hold lists. Throws std::invalid_argument.
+  // Adds a column, whose tensors outlive this; `is_ids`: whether it may hold lists. Throws std::invalid_argument, or
+  // std::overflow_error where samples are too large.
   void add(const Tensor& tensor, bool is_ids, const Tensor* lengths) {
     using namespace tensor_parts;
     const std::vector<int64_t>& shape = tensor.shape;
@@ -46,11 +49,17 @@ class TensorSamples {
     }
     for (const double value : tensor.floats)
       if (!std::isfinite(value)) refuse(tensor, " has a value that is not finite");
-    columns_.push_back({&tensor, !is_single || lengths, shape.size() == 2 ? static_cast<size_t>(shape[1]) : 1, {}});
-    if (lengths) add_lengths(*lengths, columns_.back());
+    const size_t width = shape.size() == 2 ? static_cast<size_t>(shape[1]) : 1;
+    if ((width_ += width) > kMaxTensorWidth) {
+      throw std::overflow_error("input '" + tensor.name + "': a sample may have at most " +
+                                std::to_string(kMaxTensorWidth) + " values");
+    }
+    if (lengths) check_lengths(*lengths, width);
+    columns_.push_back({&tensor, !is_single || lengths, width, lengths});
   }
 
   size_t size() const { return size_; }
+  size_t width() const { return width_; }  // values of a sample, over all columns
   const std::vector<TensorColumn>& columns() const { return columns_; }
 
   // A sample as JSON. REQUIRES: row < size().
@@ -70,28 +79,27 @@ class TensorSamples {
   }
 
  private:
-  void add_lengths(const Tensor& lengths, TensorColumn& column) const {
+  void check_lengths(const Tensor& lengths, size_t width) const {
     const bool are_integers = lengths.kind == Tensor::Kind::kSigned || lengths.kind == Tensor::Kind::kUnsigned;
-    bool fit = are_integers && lengths.size() == size_;
-    for (const uint64_t one : lengths.integers) fit = fit && one <= column.width;
+    bool fit = are_integers && lengths.size == size_;
+    for (const uint64_t one : lengths.integers) fit = fit && one <= width;  // negative ones are large
     if (!fit) {
-      tensor_parts::refuse(lengths, " must be " + std::to_string(size_) + " integers from 0 to " + std::to_string(column.width));
+      tensor_parts::refuse(lengths, " must be " + std::to_string(size_) + " integers from 0 to " + std::to_string(width));
     }
-    column.lengths.assign(lengths.integers.begin(), lengths.integers.end());
   }
 
   static void write_value(const Tensor& tensor, size_t at, std::string& text) {
     char digits[32];
     const auto write = [&](auto value) { text.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr); };
     switch (tensor.kind) {
-      case Tensor::Kind::kText: write_text(tensor.texts[at], text); return;
-      case Tensor::Kind::kBoolean: text += tensor.integers[at] ? "true" : "false"; return;
-      case Tensor::Kind::kSigned: write(static_cast<int64_t>(tensor.integers[at])); return;
-      case Tensor::Kind::kUnsigned: write(tensor.integers[at]); return;
+      case Tensor::Kind::kText: write_text(tensor.text(at), text); return;
+      case Tensor::Kind::kBoolean: text += tensor.integer(at) ? "true" : "false"; return;
+      case Tensor::Kind::kSigned: write(static_cast<int64_t>(tensor.integer(at))); return;
+      case Tensor::Kind::kUnsigned: write(tensor.integer(at)); return;
       case Tensor::Kind::kFloat: break;
     }
     const size_t start = text.size();
-    write(tensor.floats[at]);
+    write(tensor.number(at));
     if (text.find_first_of(".e", start) == std::string::npos) text += ".0";  // it is no integer, which an id might be
   }
 
@@ -107,7 +115,7 @@ class TensorSamples {
   }
 
   std::vector<TensorColumn> columns_;
-  size_t size_ = 0;
+  size_t size_ = 0, width_ = 0;
 };
 
 }  // namespace streamtrain

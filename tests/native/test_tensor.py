@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import resource
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -163,12 +164,12 @@ def shaped(*extents: int, dtype: int = tfs.DT_FLOAT, **values: Any) -> bytes:
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        (b"\xff", "Error parsing message"),
-        (b"\x0b", "Error parsing message"),  # a group
-        (b"\x00\x00", "Error parsing message"),  # field 0
-        (b"\x22\x05abc", "Error parsing message"),
-        (b"\x0d\x00", "Error parsing message"),
-        (b"\x08" + b"\xff" * 10 + b"\x01", "Error parsing message"),
+        (b"\xff", "input 'x' is not a TensorProto"),
+        (b"\x0b", "input 'x' is not a TensorProto"),  # a group
+        (b"\x00\x00", "input 'x' is not a TensorProto"),  # field 0
+        (b"\x22\x05abc", "input 'x' is not a TensorProto"),
+        (b"\x0d\x00", "input 'x' is not a TensorProto"),
+        (b"\x08" + b"\xff" * 10 + b"\x01", "input 'x' is not a TensorProto"),
         (shaped(1, dtype=19), "input 'x': dtype 19 is not one of DT_FLOAT, DT_DOUBLE"),
         (shaped(float_val=[1.0]), r"shape must have one or more dimensions, none negative, not \[\]"),
         (shaped(-1, float_val=[1.0]), r"none negative, not \[-1\]"),
@@ -188,6 +189,27 @@ def test_what_is_wrong_is_said(message: bytes, said: str) -> None:
 def test_a_tensor_that_is_too_large(shape: tuple[int, ...]) -> None:
     with pytest.raises(OverflowError, match="input 'x' may have at most 4194304 values, not those of shape"):
         InputTensor.of_tensorflow("x", shaped(*shape, float_val=[1.0]))
+
+
+def test_few_bytes_that_stand_for_millions_of_values_take_no_memory() -> None:
+    millions, text = (1 << 22,), shaped(1 << 22, dtype=tfs.DT_STRING, string_val=[b"u1"])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tensors = [InputTensor.of_tensorflow(str(i), text) for i in range(100)]
+    tensors += [InputTensor.of_tensorflow(f"n{i}", shaped(*millions, float_val=[0.5, 1.5])) for i in range(100)]
+    tensors += [InputTensor.of_tensorflow("0.length", shaped(*millions, dtype=tfs.DT_INT64, int64_val=[1, 0]))]
+    samples = TensorSamples(tensors, {"0": True, "1": True, "n0": False})
+    assert (len(samples), samples[0]) == (1 << 22, b'{"0":["u1"],"1":"u1","n0":0.5}')
+    assert samples[1] == samples[-1] == b'{"0":[],"1":"u1","n0":1.5}'
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10  # KiB
+
+
+def test_a_sample_that_is_too_large() -> None:
+    wide = [InputTensor.of_tensorflow(f"u{i}", shaped(1, 1 << 18, dtype=tfs.DT_INT64, int64_val=[7])) for i in range(3)]
+    fields = dict.fromkeys(("u0", "u1", "u2"), True)
+    columns = decoder_of_schema().decode([TensorSamples(wide[:2], fields)])
+    assert columns.errors == [(0, "missing_field", "ts", -1)]
+    with pytest.raises(OverflowError, match="input 'u2': a sample may have at most 524288 values"):
+        TensorSamples(wide, fields)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@
 namespace streamtrain::fuzz {
 namespace {
 
-constexpr size_t kMostTensors = 8, kMostSamples = 64;
+constexpr size_t kMostTensors = 8, kMostSamples = 64, kMostValues = 4096;
 
 const std::string kFields[] = {"user", "item", "genres", "price", "age", "ts", "label", "a", "b", "", "qu\"ote",
                                std::string("nul\0", 4), "genres.length", "a.length"};
@@ -31,7 +31,8 @@ Tensor read(const std::string& name, uint8_t way, std::string_view data) {
 void check(const Tensor& tensor) {
   size_t values = 1;
   for (const int64_t extent : tensor.shape) values *= static_cast<size_t>(extent);
-  CHECK(!tensor.shape.empty() && tensor.size() == values && values <= kMaxTensorValues);
+  CHECK(!tensor.shape.empty() && tensor.size == values && values <= kMaxTensorValues);
+  CHECK(tensor.stored() == values || (0 < tensor.stored() && tensor.stored() < values));
   for (const std::string_view text : tensor.texts) CHECK(!find_bad_utf8(text.data(), text.data() + text.size()));
 }
 
@@ -66,9 +67,10 @@ void run(Input input) {
     try {
       if (is_new) samples.add(tensor, choice & 0x40, lengths);
     } catch (const std::invalid_argument&) {
+    } catch (const std::overflow_error&) {
     }
   }
-  if (samples.size() > kMostSamples) return;
+  if (samples.size() > kMostSamples || samples.width() > kMostValues) return;
   std::vector<std::string> texts;
   for (size_t i = 0; i < samples.size(); ++i) texts.push_back(samples.json(i));
   DecoderSpec spec = spec_of(choice % 3);

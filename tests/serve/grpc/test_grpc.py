@@ -144,6 +144,8 @@ def test_tensors_that_are_wrong(address: str) -> None:
         assert (code, said in details) == ("INVALID_ARGUMENT", True), details
     code, details = refused(address, INFER, b"\xff\xff")
     assert (code, details.startswith("the request is not a ModelInferRequest: ")) == ("INVALID_ARGUMENT", True)
+    code, details = refused(address, INFER, b"\x0a\x05model\x2a\x01\xff")
+    assert (code, details) == ("INVALID_ARGUMENT", "one of the inputs is not an InferInputTensor")
 
 
 def test_waiting_for_offsets(address: str) -> None:

@@ -263,7 +263,7 @@ def test_a_fault_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     registry, log = registry_of(), io.StringIO()
     app = make_app(registry)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("of the inside")
 
     monkeypatch.setattr(app.state.service.batcher, "predict", fail)

@@ -31,7 +31,7 @@ def test_both_ways_answer_the_same(registry: Registry) -> None:
 
 
 def test_what_fails_unexpectedly_is_an_internal_error(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(*_: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise RuntimeError("secret")
 
     monkeypatch.setattr(Batcher, "predict", fail)
