@@ -6,7 +6,6 @@ import random
 import re
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -198,17 +197,37 @@ def _is_ip(name: str) -> bool:
     return True
 
 
-def free_port(wanted: int | None = None) -> int:
-    """A free port of 127.0.0.1: the wanted one if it is free, else any.
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
+_given = set[int]()
 
-    It is below the ports that the system gives to clients, where a client could connect to itself.
+
+def free_port(wanted: int | None = None) -> int:
+    """A free port of 127.0.0.1: the wanted one if it is free, else any that was not given to this process before.
+
+    A server may need several ports before it listens on the first. They are below the ports that the system gives to
+    clients, where a client could connect to itself.
     """
-    while True:
-        port, wanted = wanted or _random.randint(20000, 32000), None
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port = wanted
+    while port is None or not _is_free(port):
+        if len(_given) > _LAST_PORT - _FIRST_PORT:
+            _given.clear()
+        port = _random.randint(_FIRST_PORT, _LAST_PORT)
+        if port in _given:
+            port = None
+        else:
+            _given.add(port)
+    _given.add(port)
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
             probe.bind(("127.0.0.1", port))
-            return port
+        except OSError:
+            return False
+        return True
 
 
 _reserved = set[int]()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamtrain.address import Address, Hosts, parse_address, redacted, reserve_port, secrets_of
+from streamtrain.address import Address, Hosts, free_port, parse_address, redacted, reserve_port, secrets_of
 from streamtrain.errors import ConfigError
 from tests.ports import free_ports
 
@@ -167,6 +167,11 @@ def test_secrets_of_a_url_in_whatever_form() -> None:
     url = "s3://key:a%2Fb%3Fc@bucket/x?token=t%20oken&n=1&long"
     assert secrets_of(url) >= {"a%2Fb%3Fc", "a/b?c", "t%20oken", "t oken", "long"}
     assert secrets_of("s3://bucket/x") == secrets_of("/x") == set()
+
+
+def test_a_free_port_is_given_once() -> None:
+    """Kafka chooses three before it listens on the first."""
+    assert len({free_port() for _ in range(500)}) == 500
 
 
 def test_a_reserved_port_is_nobody_elses_while_its_process_lives() -> None:
