@@ -115,7 +115,7 @@ class Decoder:
 # tensors
 @final
 class InputTensor:
-    """A tensor of a request. Numbers and texts that it was read from are kept, not copied.
+    """A tensor of a request. Texts are not copied: it keeps the bytes that it was read from.
 
     What is wrong with one raises ValueError, or OverflowError where it is too large, in words for its sender.
     """
@@ -140,8 +140,9 @@ class InputTensor:
 class TensorSamples(Sequence[bytes]):
     """Samples whose columns are tensors; an item is a sample as JSON, made when it is asked for.
 
-    `fields` says of each field of a sample whether it holds ids; tensors of other names are ignored. Raises ValueError,
-    in words for their sender, where tensors do not match each other or the fields.
+    `fields` says of each field of a sample whether it holds ids; tensors of other names are ignored. Raises ValueError
+    where tensors do not match each other or the fields, OverflowError where samples are too large; in words for their
+    sender.
     """
 
     def __init__(self, tensors: Sequence[InputTensor], fields: Mapping[str, bool]) -> None: ...

@@ -153,11 +153,18 @@ inline void read_texts(Tensor& tensor, std::string_view data) {
   }
 }
 
+// A varint as an integer of 32 or 64 bits: longer ones are cut, as protobuf does.
+inline uint64_t cut(const Type& type, uint64_t bits) {
+  if (type.width == 8 || type.kind == Kind::kFloat || type.kind == Kind::kBoolean) return bits;
+  const auto low = static_cast<uint32_t>(bits);
+  return type.kind == Kind::kSigned ? static_cast<uint64_t>(int64_t{static_cast<int32_t>(low)}) : low;
+}
+
 // Values of a message's field.
 inline void read_field(Tensor& tensor, const Type& type, std::string_view message) {
   const Wire wire = type.kind != Kind::kFloat ? Wire::kVarint : type.width == 8 ? Wire::kFixed64 : Wire::kFixed32;
   for (ProtobufReader reader(message); reader.next();) {
-    if (type.kind != Kind::kText) reader.scalars(type.field, wire, [&](uint64_t bits) { add(tensor, type, bits); });
+    if (type.kind != Kind::kText) reader.scalars(type.field, wire, [&](uint64_t bits) { add(tensor, type, cut(type, bits)); });
     else if (reader.is(type.field, Wire::kBytes)) tensor.texts.push_back(reader.bytes());
   }
 }
@@ -196,10 +203,6 @@ inline Tensor read_binary(Tensor&& tensor, std::string_view datatype, std::strin
   else read_dense(tensor, type, data);
   return checked(std::move(tensor));
 }
-
-}  // namespace tensor_parts
-
-namespace tensor_parts {
 
 inline Tensor read_proto(Tensor&& tensor, std::string_view message) {
   int32_t dtype = 0;

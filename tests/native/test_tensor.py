@@ -105,6 +105,9 @@ def test_fields_in_any_order_unpacked_and_unknown() -> None:
     message = values + unknown + b"\x12" + bytes([len(dim)]) + dim + b"\x08\x09"
     assert [*tfs.TensorProto.FromString(message).int64_val] == [7, 8, -1]
     assert InputTensor.of_tensorflow("x", message).tolist() == [7, 8, -1]
+    longer = shaped(2, dtype=tfs.DT_INT32) + b"\x38\xff\xff\xff\xff\x0f" + b"\x38\x87\x80\x80\x80\x10"  # int_val
+    assert [*tfs.TensorProto.FromString(longer).int_val] == [-1, 7]
+    assert InputTensor.of_tensorflow("x", longer).tolist() == [-1, 7]
     half = InputTensor.of_binary("x", [2], "FP16", np.array([0.5, -65504], "<f2").tobytes())
     assert half.tolist() == [0.5, -65504.0]
 

@@ -110,10 +110,14 @@ def parse_request(body: bytes, json_size: str | None) -> tuple[InferenceRequest,
     for one in request.inputs:
         if one.name in values:
             raise HTTPError(400, f"input {one.name!r} appears twice")
+        count = _count_values(one)  # here, as the native core's integers have 64 bits
         size = one.parameters.get("binary_data_size")
         if size is None:
             values[one.name] = flat = _flat(one)
-            _check_size(one, len(flat))
+            if len(flat) != count:
+                raise HTTPError(
+                    400, f"input {one.name!r} has {len(flat)} values, which do not fill its shape {one.shape}"
+                )
         elif not isinstance(size, int) or not 0 <= size <= len(body) - end:
             raise HTTPError(
                 400, f"input {one.name!r}: binary_data_size is {size!r}, but {len(body) - end} bytes are left"
@@ -128,7 +132,7 @@ def parse_request(body: bytes, json_size: str | None) -> tuple[InferenceRequest,
 
 
 def to_samples(tensors: Sequence[InputTensor], fields: Mapping[str, InputField]) -> TensorSamples:
-    """The instances of a request whose tensors are all binary.
+    """The instances of a request, all of whose tensors the native core has read.
 
     Raises:
         HTTPError: see `refused_tensors`.
@@ -185,8 +189,12 @@ def _column(
     return [flat[i * width : i * width + length] for i, length in enumerate(lengths)]
 
 
-def _check_size(tensor: Tensor, values: int) -> None:
-    """Raises HTTPError 400 unless a tensor of this shape has `values` values, and 413 if it may not have so many."""
+def _count_values(tensor: Tensor) -> int:
+    """The number of values that a shape takes.
+
+    Raises:
+        HTTPError: 400, it is not a shape; 413, too many.
+    """
     shape = tensor.shape
     if not shape or any(extent < 0 for extent in shape):
         raise HTTPError(
@@ -194,8 +202,7 @@ def _check_size(tensor: Tensor, values: int) -> None:
         )
     if (count := math.prod(shape)) > _MAX_VALUES or max(shape) > _MAX_VALUES:
         raise HTTPError(413, f"input {tensor.name!r} may have at most {_MAX_VALUES} values, not those of shape {shape}")
-    if values != count:
-        raise HTTPError(400, f"input {tensor.name!r} has {values} values, which do not fill its shape {shape}")
+    return count
 
 
 def _flat(tensor: Tensor) -> list[Any]:

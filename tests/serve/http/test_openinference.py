@@ -160,6 +160,14 @@ def test_bad_binary_data(client: httpx.Client, text: bytes, price: tuple[bytes, 
     assert re.search(message, answer.json()["error"]), answer.text
 
 
+@pytest.mark.parametrize("extent", [1 << 23, 1 << 63, 1 << 70])
+@pytest.mark.parametrize("values", [{"data": []}, {"parameters": {"binary_data_size": 0}}])
+def test_a_shape_that_is_too_large(client: httpx.Client, extent: int, values: dict[str, Any]) -> None:
+    inputs = [{"name": "user", "shape": [extent, 0], "datatype": "BYTES", **values}]
+    answer = client.post(f"{URL}/infer", json={"inputs": inputs})
+    assert (answer.status_code, "at most 4194304 values" in answer.json()["error"]) == (413, True), answer.text
+
+
 def test_some_tensors_in_binary_and_some_in_json(client: httpx.Client) -> None:
     ids, prices = (
         b"".join(struct.pack("<I", 2) + one for one in (b"u1", b"u2", b"u3", b"u1")),
