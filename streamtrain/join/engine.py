@@ -119,10 +119,24 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class Sample(NamedTuple):
-    """An impression with its labels."""
+    """An impression with its labels.
+
+    Attributes:
+        id: of the impression.
+        value: bytes of the message.
+        offset: of the impression.
+        labels: index of the byte at which the labels begin, instead of the impression's closing brace.
+    """
 
     id: str
     value: bytes
+    offset: int
+    labels: int
+
+    @property
+    def impression(self) -> bytes:
+        """The message without its labels."""
+        return self.value[: self.labels] + b"}"
 
 
 class Progress(NamedTuple):
@@ -431,7 +445,8 @@ class PartitionJoin:
         elif self._rules.keep_negatives < 1 and _draw(one.id) >= self._rules.keep_negatives:
             output.dropped += 1
             return
-        output.samples.append(Sample(one.id, value.rstrip()[:-1] + self._suffix.of(values)))
+        head = value.rstrip()[:-1]
+        output.samples.append(Sample(one.id, head + self._suffix.of(values), one.offset, len(head)))
 
     def _expire(self) -> None:
         """Outcomes to which no impression can come any more."""

@@ -11,12 +11,13 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from streamtrain.errors import ConfigError, SourceError, SourceRefused, SourceUnavailable
+from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceRefused, SourceUnavailable
 from streamtrain.join.buffer import Buffer, Memory
 from streamtrain.join.engine import Label, Rules
 from streamtrain.join.messages import MessageReader
@@ -26,9 +27,11 @@ from streamtrain.periodic import Backoff, retry
 from streamtrain.settings.groups import JoinSettings, Settings
 from streamtrain.stream.dead_letters import SUFFIX
 from streamtrain.stream.kafka.client import REQUEST_SECONDS
+from streamtrain.stream.kafka.pauses import Pauses, Place
 from streamtrain.stream.kafka.source import DEFAULTS as READ_DEFAULTS
-from streamtrain.stream.kafka.stream import KafkaStream
+from streamtrain.stream.kafka.stream import MORE_BYTES, KafkaStream
 from streamtrain.stream.kafka.writer import DEFAULTS as WRITE_DEFAULTS
+from streamtrain.stream.kafka.writer import allowed_bytes, max_value_bytes
 from streamtrain.stream.opening import open_stream, topic_settings
 from streamtrain.stream.source import Fetched
 
@@ -40,6 +43,7 @@ _MOST_MESSAGES = 5000  # read at once
 _MOST_AHEAD = 60.0  # seconds that one log may be read ahead of the other
 _TRANSACTION_MS = 15_000  # after which a broker takes back the transaction of a joiner that was killed
 _TRANSACTION_SECONDS = 10.0
+_LARGE = 65_536  # bytes of a message that a topic may refuse for its size
 _END = KafkaError._PARTITION_EOF
 
 logger = logging.getLogger(__name__)
@@ -102,8 +106,14 @@ def open_topics(settings: Settings) -> Topics:
     return Topics(*opened.values())  # type: ignore[arg-type]
 
 
-def create_topics(topics: Topics, create: int, *, dead_letters: bool) -> int:
+def create_topics(topics: Topics, create: int, *, dead_letters: bool, grow: bool = False) -> int:
     """Creates the topics that are written, and with `create` partitions those that are read, where they are missing.
+
+    Args:
+        topics: of the join.
+        create: number of partitions of topics to be read; 0: they are created elsewhere.
+        dead_letters: whether there are any.
+        grow: whether those that are written get as many partitions as those that are read, which have got more.
 
     Returns:
         Number of partitions of all of them.
@@ -112,18 +122,21 @@ def create_topics(topics: Topics, create: int, *, dead_letters: bool) -> int:
         TopicMissing: a topic to be read is missing, and `create` is 0.
         ConfigError: they have different numbers of partitions.
     """
+    read = (topics.impressions, topics.outcomes)
     if create:
-        topics.impressions.create(create)
-        topics.outcomes.create(create)
-    count = len(topics.impressions.bounds())
-    written = [topics.samples.topic, *(topics.outcomes.topic + suffix for suffix in (LATE, ORPHANED))]
+        for stream in read:
+            stream.create(create)
+    count = topics.impressions.partition_count()
+    first, last = (stream.max_message_bytes() + MORE_BYTES for stream in read)
+    written = {topics.samples.topic: first, topics.outcomes.topic + LATE: last, topics.outcomes.topic + ORPHANED: last}
     if dead_letters:
-        written += [topics.impressions.topic + SUFFIX, topics.outcomes.topic + SUFFIX]
-    for topic in written:
-        topics.samples.of(topic).create(count)
-    for topic in (topics.outcomes.topic, *written):
-        stream = topics.samples.of(topic)
-        if (other := len(stream.bounds())) != count:
+        written |= {topics.impressions.topic + SUFFIX: first, topics.outcomes.topic + SUFFIX: last}
+    for stream in (topics.outcomes, *map(topics.samples.of, written)):
+        if stream is not topics.outcomes:
+            stream.create(count, written[stream.topic])
+            if grow:
+                stream.grow(count)
+        if (other := stream.partition_count()) != count:
             raise ConfigError(
                 f"{stream.name} has {other} partitions, but topic {topics.impressions.topic} has {count}: topics of a "
                 "join must have the same number, and be written with the same partitioner by id"
@@ -188,12 +201,16 @@ class Joiner:
         self._logs = (self.topics.impressions.topic, self.topics.outcomes.topic)
         self._group = f"{settings.stream.group}.join"
         self._name = instance or uuid.uuid4().hex[:12]
-        self._errors: list[SourceError] = []
+        self._errors: list[Exception] = []
         self._memory = Memory(settings.join.memory_bytes)
-        self._paused: set[tuple[int, int]] = set()
+        self._partition_count = 0  # partitions of each topic
+        self._limits: dict[str, int] = {}  # bytes of the largest message, by topic that is written
         self._samples: dict[int, int] = {}  # next offsets
+        self._pauses: Pauses
         self._consumer: Consumer
         self._producer: Producer
+        self._is_initialized = False
+        self._member = ""  # of the group, once it has been assigned partitions
         self._is_open = False
         self._next_commit = 0.0
 
@@ -203,35 +220,65 @@ class Joiner:
         Raises:
             ConfigError, SourceRefused: it cannot continue.
         """
-        stream = self._settings.stream
-        retry(
-            lambda: create_topics(self.topics, stream.create, dead_letters=stream.dead_letters),
-            SourceUnavailable,
-            stopped,
-        )
         retry(lambda: self._join_group(stopped), SourceUnavailable, stopped, backoff=Backoff(0.1, 5.0))
 
     def _join_group(self, stopped: threading.Event) -> None:
         """Is a member of the group until it is stopped or something fails."""
+        self._check_topics()
         self._open()
         try:
             logger.info("joining %s and %s into %s", *self._logs, self.topics.samples.topic)
             while not stopped.is_set():
                 self.step()
             self._commit()
-        except KafkaException as exc:
+        except (KafkaException, SourceUnavailable, InstanceFenced) as exc:
             self.totals.restarts += 1
+            self._raise_if_replaced()
             raise self._translate(exc) from exc
-        except SourceUnavailable:
-            self.totals.restarts += 1
-            raise
         finally:
             self._close()
 
-    def _translate(self, exc: KafkaException) -> SourceError:
-        error: KafkaError = exc.args[0]
-        refused = None if error.fatal() else self.topics.samples.service.refusal(error)
-        return refused or SourceUnavailable(f"the join goes on from what is committed: {error.str()}")
+    def _check_topics(self) -> None:
+        """Creates what is missing, and looks how many partitions the topics have, and how large messages they take."""
+        stream, samples = self._settings.stream, self.topics.samples
+        has_joined = self._partition_count > 0 or bool(self.topics.impressions.committed(self._group))
+        self._partition_count = create_topics(
+            self.topics, stream.create, dead_letters=stream.dead_letters, grow=has_joined
+        )
+        letters = [topic + SUFFIX for topic in self._logs] if stream.dead_letters else []
+        for topic in (*self._written, *letters):
+            found = allowed_bytes(samples.of(topic).max_message_bytes())
+            ours = int(samples.service.option("message.max.bytes", found))
+            self._limits[topic] = min(found, ours, self._limits.get(topic, found))
+
+    @property
+    def _written(self) -> tuple[str, str, str]:
+        """Topics of samples, of late and of orphaned outcomes."""
+        return self.topics.samples.topic, self._logs[1] + LATE, self._logs[1] + ORPHANED
+
+    def _translate(self, exc: Exception) -> SourceError:
+        """What to do about an error: go on from what is committed, or stop."""
+        if isinstance(exc, SourceUnavailable):
+            return exc
+        error = exc.args[0] if isinstance(exc, KafkaException) else None
+        refused = None if error is None or error.fatal() else self.topics.samples.service.refusal(error)
+        if refused and not isinstance(refused, InstanceFenced):
+            return refused
+        return SourceUnavailable(f"the join goes on from what is committed: {error.str() if error else exc}")
+
+    def _raise_if_replaced(self) -> None:
+        """Raises InstanceFenced if another process has joined as this instance: the earlier one ends.
+
+        A broker may also fence a member that was silent for too long, or one that it takes for two after a restart.
+        """
+        if self._instance is None:
+            return
+        for member in self.topics.samples.group_members(self._group):
+            if self._member and member.group_instance_id == self._instance and member.member_id != self._member:
+                raise InstanceFenced(
+                    f"another process has joined group {self._group} as instance {self._instance}: this one stops; "
+                    "give each its own --instance"
+                )
 
     def _open(self) -> None:
         service = self.topics.samples.service
@@ -245,9 +292,14 @@ class Joiner:
                 "transaction.timeout.ms": _TRANSACTION_MS,
                 "delivery.timeout.ms": _TRANSACTION_MS,
             },
-            {**WRITE_DEFAULTS, "linger.ms": 0, "queue.buffering.max.messages": 1_000_000},
+            {
+                **WRITE_DEFAULTS,
+                "linger.ms": 0,
+                "queue.buffering.max.messages": 1_000_000,
+                "message.max.bytes": max(self._limits.values()),
+            },
         )
-        self._producer.init_transactions(REQUEST_SECONDS)
+        self._is_initialized, self._member = False, ""
         self._consumer = service.create_client(
             Consumer,
             self._monitor,
@@ -264,6 +316,7 @@ class Joiner:
             },
             READ_DEFAULTS,
         )
+        self._pauses = Pauses(self._consumer)
         self._is_open = True
         self._consumer.subscribe(
             list(self._logs), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -273,7 +326,6 @@ class Joiner:
         if self._is_open:
             self._is_open = False
             self._drop(list(self.partitions))
-            self._paused.clear()
             self._consumer.close()
         self._producer.purge()
         self._monitor.close()
@@ -284,26 +336,29 @@ class Joiner:
         for error in self._errors:
             raise error
         self._read(messages)
+        self._read_ends()
         for partition in self.partitions.values():
             partition.advance_idle(self._settings.join.idle)
         self._balance()
-        self._read_ends()
         if time.monotonic() >= self._next_commit:
             self._commit()
             self._next_commit = time.monotonic() + self._settings.join.commit_every
 
     def _read(self, messages: Sequence[Message]) -> None:
-        for (topic, number, code), run in groupby(messages, _place):
+        for (topic, number, code), group in groupby(messages, _place):
+            run = list(group)
+            if topic not in self._logs:  # an error of the client as a whole
+                raise KafkaException(run[0].error())
             partition = self.partitions.get(number)
             if partition is None:
                 continue  # it went to another member
             log = self._logs.index(topic)
             if code is None:
-                partition.add(log, _fetched(number, list(run)))
+                partition.add(log, _fetched(number, run))
             elif code == _END:
-                partition.end(log)
+                partition.end(log, run[-1].offset() or 0)
             else:
-                self._raise(next(run))
+                self._raise(run[0])
 
     def _read_ends(self) -> None:
         for number, partition in self.partitions.items():
@@ -324,35 +379,39 @@ class Joiner:
 
     def _balance(self) -> None:
         """Pauses the log of a partition that is read ahead of the other one, as what is read ahead has to be kept."""
+        ahead: list[Place] = []
         for number, partition in self.partitions.items():
             marks = partition.join.watermarks
             for log in (0, 1):
-                other = 1 - log
-                is_ahead = marks[log] > marks[other] + _MOST_AHEAD and not partition.is_at_end(other)
-                at, key = TopicPartition(self._logs[log], number), (log, number)
-                if is_ahead and not partition.is_rebuilding and key not in self._paused:
-                    self._paused.add(key)
-                    self._consumer.pause([at])
-                elif key in self._paused and not is_ahead:
-                    self._paused.discard(key)
-                    self._consumer.resume([at])
+                is_ahead = marks[log] > marks[1 - log] + _MOST_AHEAD and not partition.is_at_end(1 - log)
+                if is_ahead and not partition.is_rebuilding:
+                    ahead.append((self._logs[log], number))
+        self._pauses.set(ahead)
 
     def _on_assign(self, consumer: Consumer, given: Sequence[TopicPartition]) -> None:
         try:
             self._assign(consumer, given)
-        except SourceError as exc:
+        except Exception as exc:  # which is to come out of `step`, not of librdkafka
             self._errors.append(exc)
-        except KafkaException as exc:
-            self._errors.append(self._translate(exc))
 
     def _assign(self, consumer: Consumer, given: Sequence[TopicPartition]) -> None:
         numbers = sorted({one.partition for one in given})
         wanted = {(topic, number) for topic in self._logs for number in numbers}
-        if wanted != {(one.topic, one.partition) for one in given}:
+        is_same = wanted == {(one.topic, one.partition) for one in given}
+        if not is_same or (numbers and numbers[-1] >= self._partition_count):  # a topic has been given more partitions
+            before = self._partition_count
+            self._check_topics()
+            if not is_same and self._partition_count != before:
+                raise SourceUnavailable(f"the topics have {self._partition_count} partitions now, instead of {before}")
+        if not is_same:
             raise SourceRefused(
                 f"the group {self._group} assigns partitions of both topics differently: they must have the same "
                 "number of partitions, and only `streamtrain join` may be in the group"
             )
+        self._member = consumer.memberid() or ""
+        if not self._is_initialized:  # a member of the group first: so the later one of two of an instance stays
+            self._producer.init_transactions(REQUEST_SECONDS)
+            self._is_initialized = True
         committed: dict[tuple[str, int], Committed] = {}
         for one in consumer.committed(list(given), timeout=REQUEST_SECONDS):
             if one.error is not None:
@@ -376,20 +435,18 @@ class Joiner:
         try:
             if self._is_open:
                 self._commit()
-        except SourceError as exc:
+        except Exception as exc:  # as in _on_assign
             self._errors.append(exc)
-        except KafkaException as exc:
-            self._errors.append(self._translate(exc))
         self._on_lost(consumer, given)
 
     def _on_lost(self, _: Consumer, given: Sequence[TopicPartition]) -> None:
         self._drop({one.partition for one in given})
 
     def _drop(self, numbers: Collection[int]) -> None:
+        self._pauses.forget((topic, number) for topic in self._logs for number in numbers)
         for number in numbers:
             if partition := self.partitions.pop(number, None):
                 partition.close()
-            self._paused -= {(0, number), (1, number)}
 
     def _commit(self) -> None:
         """Writes what has come of the messages, together with the offsets, in a transaction."""
@@ -397,8 +454,10 @@ class Joiner:
         if not dirty:
             return
         producer, offsets = self._producer, []
+        samples_, late, orphaned = (max_value_bytes(self._limits[topic]) for topic in self._written)
         producer.begin_transaction()
         for partition in dirty:
+            partition.refuse_large((samples_, late, orphaned))
             self._write(partition)
         producer.flush(_TRANSACTION_SECONDS)  # which serves delivery reports
         for partition in dirty:
@@ -421,29 +480,43 @@ class Joiner:
         output, number, samples = partition.join.output, partition.number, self.topics.samples.topic
         for sample in output.samples[:-1]:
             self._produce(samples, sample.value, sample.id.encode(errors="surrogatepass"), number)
-        for sample in output.samples[-1:]:
+        if output.samples:
+            last = output.samples[-1]
 
             def note(error: KafkaError | None, message: Message) -> None:
                 if error is None:
                     self._samples[number] = (message.offset() or 0) + 1
+                self._note_limit(samples, len(last.value) + len(last.id), error, message)
 
-            self._produce(samples, sample.value, sample.id.encode(errors="surrogatepass"), number, on_delivery=note)
+            self._produce(samples, last.value, last.id.encode(errors="surrogatepass"), number, on_delivery=note)
         for suffix, outcomes in ((LATE, output.late), (ORPHANED, output.orphaned)):
             for one in outcomes:
                 self._produce(self._logs[1] + suffix, one.value, one.id.encode(errors="surrogatepass"), number)
         if self._settings.stream.dead_letters:
             for topic, letters in zip(self._logs, partition.all_letters(), strict=True):
+                limit = self._limits[topic + SUFFIX]
                 for letter in letters:
-                    key, headers = letter.identify(topic)
-                    self._produce(topic + SUFFIX, letter.value, key, number, headers=list(headers.items()))
+                    key, value, headers = letter.message(topic, partial(max_value_bytes, limit))
+                    self._produce(topic + SUFFIX, value, key, number, headers=list(headers.items()))
 
     def _produce(self, topic: str, value: bytes, key: bytes, partition: int, **more: Any) -> None:
+        if len(value) >= _LARGE and "on_delivery" not in more:
+            more["on_delivery"] = partial(self._note_limit, topic, len(value) + len(key))
         while True:
             try:
                 self._producer.produce(topic, value, key, partition, **more)
                 return
             except BufferError:
                 self._producer.poll(0.1)
+
+    def _note_limit(self, topic: str, size: int, error: KafkaError | None, message: Message) -> None:
+        """Learns how large a message may be where the topic's settings cannot be read, or have changed."""
+        if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            logger.warning(
+                "topic %s does not take a message of %d bytes for partition %s with key %r; what is as large will be a "
+                "dead letter", topic, size, message.partition(), message.key()
+            )  # fmt: skip
+            self._limits[topic] = min(self._limits[topic], size // 2 if topic.endswith(SUFFIX) else size - 1)
 
     def _count(self, partition: JoinedPartition) -> None:
         output, totals = partition.join.output, self.totals

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from streamtrain.join.buffer import Buffer
-from streamtrain.join.engine import PartitionJoin, Progress, Rules
+from streamtrain.join.engine import Outcome, PartitionJoin, Progress, Rules, Sample
 from streamtrain.join.messages import MessageReader
 from streamtrain.stream.dead_letters import DeadLetter
 from streamtrain.stream.source import Fetched
+
+TOO_LARGE = "too_large"
 
 
 class Committed(NamedTuple):
@@ -35,7 +37,7 @@ class JoinedPartition:
         buffer: of the impressions that wait.
         letters: messages of each log that cannot be read.
         read: messages of each log, since the partition was assigned.
-        ends: offset after the last message of each log, as of the last fetch.
+        ends: offset after the last message of each log, as of the last fetch: also after those of open transactions.
         is_dirty: whether anything has changed since it was committed.
     """
 
@@ -60,7 +62,7 @@ class JoinedPartition:
         self._committed = [one.offset for one in committed]
         self._held: list[list[Fetched]] = [[], []]
         self._now = now
-        self._at_end = [False, False]
+        self._ends: list[int | None] = [None, None]  # of a log that has no more messages for now
         self._since = [now(), now()]  # of the last message
         self._clock_at = now()  # up to which the watermarks are known to have come
         self._rebuilding = [one.progress.start < one.offset for one in committed]
@@ -74,12 +76,18 @@ class JoinedPartition:
         return any(self._rebuilding)
 
     def lag(self, log: int) -> int:
-        """Messages of a log that are not read yet."""
-        return 0 if self._at_end[log] else max(0, self.ends[log] - self.join.positions[log])
+        """Messages of a log that are not read yet, including those of open transactions."""
+        end = self._ends[log]
+        return max(0, self.ends[log] - (self.join.positions[log] if end is None else end))
 
     def is_at_end(self, log: int) -> bool:
-        """Whether a log has no more messages for now."""
-        return self._at_end[log]
+        """Whether a log has no more messages for now; there may be some in open transactions."""
+        return self._ends[log] is not None
+
+    def open_transaction(self, log: int) -> int | None:
+        """Offset from which a log is not read yet, as a transaction is open there; None: no transaction is."""
+        end = self._ends[log]
+        return None if end is None or end >= self.ends[log] else end
 
     def all_letters(self) -> tuple[list[DeadLetter], list[DeadLetter]]:
         """Dead letters of impressions and of outcomes, including impressions that are late."""
@@ -92,7 +100,7 @@ class JoinedPartition:
     def add(self, log: int, fetched: Fetched) -> None:
         """The next messages of a log: 0 of impressions, 1 of outcomes."""
         self._since[log] = self._clock_at = self._now()
-        self._at_end[log] = False
+        self._ends[log] = None
         if not self.is_rebuilding:
             self._join(log, fetched)
             return
@@ -108,9 +116,9 @@ class JoinedPartition:
             self._held[log].append(_cut(fetched, first, len(fetched.offsets)))
         self._go_on()
 
-    def end(self, log: int) -> None:
-        """A log has no more messages for now."""
-        self._at_end[log] = True
+    def end(self, log: int, offset: int) -> None:
+        """A log has no more committed messages for now; `offset` is the next one."""
+        self._ends[log] = offset
         if self._rebuilding[log]:
             self._replay(log, Fetched(self.number, [], [], []), self._committed[log])
             self._go_on()
@@ -152,7 +160,10 @@ class JoinedPartition:
             idle: seconds at its end after which a log is idle.
         """
         now = self._now()
-        is_idle = [self._at_end[log] and now - self._since[log] >= idle for log in (0, 1)]
+        for log in (0, 1):
+            if self.open_transaction(log) is not None:  # what it holds is not known, nor what time it is there
+                self._since[log] = now
+        is_idle = [self.is_at_end(log) and now - self._since[log] >= idle for log in (0, 1)]
         if self.is_rebuilding or not any(is_idle):
             return
         to = max(self.join.watermarks)
@@ -162,6 +173,30 @@ class JoinedPartition:
             to += now - self._clock_at
         if self.join.advance(to if is_idle[0] else -math.inf, to if is_idle[1] else -math.inf):
             self.is_dirty, self._clock_at = True, now
+
+    def refuse_large(self, limits: tuple[int, int, int]) -> None:
+        """Makes dead letters of what its topic does not take.
+
+        Args:
+            limits: the most bytes of key and value of a sample, of a late outcome and of an orphaned one.
+        """
+        output = self.join.output
+        kept: list[Sample] = []
+        for sample in output.samples:
+            if len(sample.value) + 4 * len(sample.id) <= limits[0] or _size(sample) <= limits[0]:
+                kept.append(sample)
+            else:
+                self._refuse(0, sample.offset, sample.impression, _size(sample), limits[0])
+        output.samples = kept
+        for outcomes, limit in ((output.late, limits[1]), (output.orphaned, limits[2])):
+            large = [one for one in outcomes if _size(one) > limit]
+            for one in large:
+                self._refuse(1, one.offset, one.value, _size(one), limit)
+            outcomes[:] = [one for one in outcomes if _size(one) <= limit]
+
+    def _refuse(self, log: int, offset: int, value: bytes, size: int, limit: int) -> None:
+        detail = f"it would be written as {size:,} bytes; its topic takes {limit:,}"
+        self.letters[log].append(DeadLetter(self.number, offset, TOO_LARGE, "", value, detail))
 
     def close(self) -> None:
         """Forgets the state, which is rebuilt where the partition is assigned next."""
@@ -173,6 +208,10 @@ class JoinedPartition:
         self.join.output.clear()
         for letters in self.letters:
             letters.clear()
+
+
+def _size(of: Sample | Outcome) -> int:
+    return len(of.value) + len(of.id.encode(errors="surrogatepass"))
 
 
 def _cut(fetched: Fetched, begin: int, end: int) -> Fetched:

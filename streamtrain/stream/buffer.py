@@ -66,7 +66,6 @@ class PartitionBuffer:
         self._partitions: dict[int, _Partition] = {}
         self._source: Source | None = None
         self._listener: Listener | None = None
-        self._paused = False
         self.nbytes = 0
         self.skipped = 0
 
@@ -105,10 +104,10 @@ class PartitionBuffer:
 
     def _apply_backpressure(self) -> None:
         """Pauses the source while the buffer is full, until half of it is free."""
-        full = self.nbytes > (self._max_bytes // 2 if self._paused else self._max_bytes)
-        if full != self._paused:
-            (self.source.pause if full else self.source.resume)(list(self._partitions))
-            self._paused = full
+        source = self.source
+        full = self.nbytes > (self._max_bytes // 2 if source.is_paused else self._max_bytes)
+        if full != source.is_paused:
+            (source.pause if full else source.resume)()
 
     def _skip_deleted(self, gone: OffsetGone) -> None:
         if gone.wanted > gone.high:
@@ -132,7 +131,6 @@ class PartitionBuffer:
         assert self._listener is not None
         positions = self._listener.assigned(partitions)
         self._partitions |= {partition: _Partition(positions[partition]) for partition in partitions}
-        self._paused = False
         return positions
 
     def revoked(self, partitions: Sequence[int]) -> None:

@@ -50,6 +50,22 @@ class DeadLetter(NamedTuple):
         headers = {name: text.encode(errors="replace") for name, text in texts.items()}
         return f"{topic}/{partition}/{offset}".encode(), headers
 
+    def message(
+        self, topic: str, max_value_bytes: Callable[[bytes, Mapping[str, bytes]], int]
+    ) -> tuple[bytes, bytes, dict[str, bytes]]:
+        """Key, value and headers of the letter of a message of this topic; the value is cut to what fits.
+
+        Args:
+            topic: the topic.
+            max_value_bytes: the most bytes of a value with a key and headers.
+        """
+        key, headers = self.identify(topic)
+        value = self.value
+        if len(value) > max_value_bytes(key, headers):
+            headers[TRUNCATED] = str(len(value)).encode()
+            value = value[: max_value_bytes(key, headers)]
+        return key, value, headers
+
 
 class DeadLetters:
     """Writes them to "{topic}.dead"; schemas/README.md describes the headers.
@@ -74,12 +90,8 @@ class DeadLetters:
             self._writer = retry(
                 lambda: self._stream.writer(self._stream.topic + SUFFIX), SourceUnavailable, self._stopped
             )
-        key, headers = letter.identify(self._stream.topic)
-        value, partition = letter.value, letter.partition
-        if len(value) > self._writer.max_value_bytes(key, headers):
-            headers[TRUNCATED] = str(len(value)).encode()
-            value = value[: self._writer.max_value_bytes(key, headers)]
-        self._writer.write(value, partition=partition % self._writer.partitions, key=key, headers=headers)
+        key, value, headers = letter.message(self._stream.topic, self._writer.max_value_bytes)
+        self._writer.write(value, partition=letter.partition % self._writer.partitions, key=key, headers=headers)
 
     def flush(self) -> None:
         """Waits until all are written.

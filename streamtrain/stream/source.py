@@ -90,11 +90,18 @@ class Source(Protocol):
     def seek(self, partition: int, offset: int) -> None:
         """Continues from another offset of one of the member's partitions; a paused one stays paused."""
 
-    def pause(self, partitions: Sequence[int]) -> None:
-        """Stops fetching of partitions until `resume`. They stay the member's, which has to keep polling."""
+    def pause(self) -> None:
+        """Stops fetching, also of partitions that are assigned later, until `resume`.
 
-    def resume(self, partitions: Sequence[int]) -> None:
-        """Fetches of partitions again."""
+        Partitions stay the member's, which has to keep polling.
+        """
+
+    def resume(self) -> None:
+        """Fetches again."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether fetching is stopped by `pause`."""
 
     def positions(self) -> dict[int, int]:
         """Offset of the next message that `poll` will return, for each of the member's partitions.

@@ -201,7 +201,7 @@ class MemorySource:
         self._stream, self._service, self._listener = stream, service, listener
         self._name = f"member-{next(self._names):06}"
         self._positions: dict[int, int] = {}
-        self._paused: set[int] = set()
+        self._is_paused = False
         self._gone: set[int] = set()
         with service.changed:
             stream.partitions()
@@ -228,8 +228,9 @@ class MemorySource:
             self._rebalance()
 
     def _fetch(self, max_messages: int) -> list[Fetched]:
-        topic, stopped = self._stream.partitions(), self._paused | self._gone
-        reading = [(partition, topic[partition]) for partition in self._positions if partition not in stopped]
+        topic = self._stream.partitions()
+        active = [one for one in self._positions if not self._is_paused and one not in self._gone]
+        reading = [(partition, topic[partition]) for partition in active]
         for partition, of in reading:  # before anything is fetched, which would be lost
             if not of.low <= self._positions[partition] <= of.bounds.high:
                 self._gone.add(partition)
@@ -267,7 +268,6 @@ class MemorySource:
 
     def _drop(self, partitions: Sequence[int]) -> None:
         self._positions = {one: at for one, at in self._positions.items() if one not in partitions}
-        self._paused.difference_update(partitions)
         self._gone.difference_update(partitions)
         with self._service.changed:
             self._group.held[self._name].difference_update(partitions)
@@ -277,11 +277,15 @@ class MemorySource:
         self._positions[partition] = offset
         self._gone.discard(partition)
 
-    def pause(self, partitions: Sequence[int]) -> None:
-        self._paused.update(partitions)
+    def pause(self) -> None:
+        self._is_paused = True
 
-    def resume(self, partitions: Sequence[int]) -> None:
-        self._paused.difference_update(partitions)
+    def resume(self) -> None:
+        self._is_paused = False
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
 
     def positions(self) -> dict[int, int]:
         return dict(self._positions)

@@ -8,15 +8,18 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 
+from streamtrain.errors import TopicMissing
 from streamtrain.join.engine import Impression, Outcome
 from streamtrain.stream.kafka.stream import KafkaStream
 from streamtrain.stream.source import Record
 from tests import commands
+from tests.patience import until
 
 BEGIN = float(int(time.time()) - 20_000)  # so late that retention keeps them
 KINDS = ("click", "click", "click", "buy", "refund", "hover")
@@ -33,7 +36,15 @@ class Topics:
         )
         self.impressions.create(partitions)
         self.outcomes.create(partitions)
-        self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 5, "enable.idempotence": True})
+        self._producer = Producer(
+            {
+                "bootstrap.servers": servers,
+                "linger.ms": 5,
+                "enable.idempotence": True,
+                "message.max.bytes": 4_000_000,
+                "topic.metadata.refresh.interval.ms": 500,
+            }
+        )
 
     def settings(self, folder: Path, text: str = "") -> Path:
         """A file of settings, with this text at its end."""
@@ -42,10 +53,17 @@ class Topics:
             f'[stream]\nurl = "kafka://{self.servers}"\ntopic = "{self.samples.topic}"\n'
             f'group = "{self.group.removesuffix(".join")}"\n'
             '[stream.kafka]\n"session.timeout.ms" = 2000\n"heartbeat.interval.ms" = 300\n'
+            '"topic.metadata.refresh.interval.ms" = 1000\n'
             f'[join]\nimpressions = "kafka://{self.servers}/{self.impressions.topic}"\n'
             f'outcomes = "{self.outcomes.topic}"\n{text}'
         )
         return file
+
+    def grow(self, stream: KafkaStream, partitions: int) -> None:
+        """Adds partitions to a topic."""
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        admin.create_partitions([NewPartitions(stream.topic, partitions)])[stream.topic].result(60)
+        until(lambda: len(self._producer.list_topics(stream.topic).topics[stream.topic].partitions) == partitions)
 
     def write(
         self,
@@ -65,6 +83,19 @@ class Topics:
         self._producer.produce(stream.topic, value, b"key", partition)
         assert self._producer.flush(60) == 0
 
+    @contextmanager
+    def transaction(self, stream: KafkaStream, messages: Sequence[dict[str, object]]) -> Iterator[None]:
+        """Messages for partition 0 in a transaction, which is open meanwhile."""
+        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": uuid.uuid4().hex})
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        for one in messages:
+            stamp = int(float(str(one["time"])) * 1000)
+            producer.produce(stream.topic, json.dumps(one).encode(), str(one["id"]).encode(), 0, timestamp=stamp)
+        assert producer.flush(60) == 0
+        yield
+        producer.commit_transaction(60)
+
     def end(self, time: float) -> None:
         """Brings the watermarks of all partitions to a time, with ids that have no counterpart."""
         for stream, more in ((self.impressions, {}), (self.outcomes, {"kind": "end"})):
@@ -74,9 +105,11 @@ class Topics:
         assert self._producer.flush(60) == 0
 
     def read(self, topic: str) -> list[Record]:
-        """What is committed of a topic."""
+        """What is committed of a topic, which may not be there yet."""
         stream = self.samples.of(topic)
-        return list(stream.records(stream.bounds()))
+        with suppress(TopicMissing):
+            return list(stream.records(stream.bounds()))
+        return []
 
     def logs(self) -> Iterator[tuple[list[Impression], list[Outcome]]]:
         """Both logs of each partition."""
@@ -119,10 +152,10 @@ def events(
 
 
 @contextmanager
-def joiner(settings: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def joiner(settings: Path, *options: str, stderr: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A process of `streamtrain join`, which is killed at the end if it still runs."""
     command = [*commands.COMMAND, "join", "--config", str(settings), *options]
-    process = commands.start(command)
+    process = commands.start(command, stderr=stderr)
     try:
         yield process
     finally:
@@ -130,3 +163,5 @@ def joiner(settings: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
             process.send_signal(signal.SIGCONT)
             process.kill()
         process.wait()
+        if process.stderr:
+            process.stderr.close()

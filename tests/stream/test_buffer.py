@@ -20,6 +20,7 @@ class Told:
         self.behind: dict[int, int] = {}
         self.at: dict[int, int] = {}
         self.asked: list[tuple[object, ...]] = []
+        self.is_paused = False
 
     def source(self, *_: object) -> "Told":
         return self
@@ -40,11 +41,13 @@ class Told:
     def seek(self, partition: int, offset: int) -> None:
         self.asked.append(("seek", partition, offset))
 
-    def pause(self, partitions: Sequence[int]) -> None:
-        self.asked.append(("pause", *partitions))
+    def pause(self) -> None:
+        self.is_paused = True
+        self.asked.append(("pause",))
 
-    def resume(self, partitions: Sequence[int]) -> None:
-        self.asked.append(("resume", *partitions))
+    def resume(self) -> None:
+        self.is_paused = False
+        self.asked.append(("resume",))
 
     def close(self) -> None:
         self.asked.append(("close",))
@@ -140,28 +143,33 @@ def test_more_than_it_may_hold_is_not_fetched_until_half_is_released() -> None:
     feed, told = opened({0: 0, 1: 0}, max_bytes=100)
     fetch(feed, told, fetched(0, range(10), size=10))
     feed.poll(1, 0)
-    assert ("pause", 0, 1) not in told.asked  # it is just full
+    assert ("pause",) not in told.asked  # it is just full
     fetch(feed, told, fetched(0, [10]))
     feed.poll(1, 0)
-    assert told.asked[-2:] == [("pause", 0, 1), ("poll", 1, 0)]
+    assert told.asked[-2:] == [("pause",), ("poll", 1, 0)]
     feed.release(0, 5)
     feed.poll(1, 0)
-    assert told.asked.count(("resume", 0, 1)) == 0
+    assert told.asked.count(("resume",)) == 0
     feed.release(0, 6)
     feed.poll(1, 0)
-    assert told.asked[-2:] == [("resume", 0, 1), ("poll", 1, 0)]
+    assert told.asked[-2:] == [("resume",), ("poll", 1, 0)]
     feed.poll(1, 0)
-    assert told.asked.count(("resume", 0, 1)) == told.asked.count(("pause", 0, 1)) == 1
+    assert told.asked.count(("resume",)) == told.asked.count(("pause",)) == 1
 
 
-def test_what_is_full_pauses_anew_with_what_it_is_given() -> None:
-    feed, told = opened({0: 0, 1: 0}, max_bytes=10)
-    fetch(feed, told, fetched(0, [0], size=11))
+def test_what_is_assigned_meanwhile_neither_ends_a_pause_nor_is_paused_anew() -> None:
+    """The source knows what is paused; it keeps it through assignments."""
+    feed, told = opened({0: 0, 1: 0}, max_bytes=100)
+    fetch(feed, told, fetched(0, range(11), size=10))
     feed.poll(1, 0)
+    feed.release(0, 3)
     feed._listener.positions = {2: 0}  # type: ignore[union-attr]
     feed.assigned([2])
     feed.poll(1, 0)
-    assert [one for one in told.asked if one[0] == "pause"] == [("pause", 0, 1), ("pause", 0, 1, 2)]
+    assert [one for one in told.asked if one[0] != "poll"] == [("pause",)]
+    feed.release(0, 6)
+    feed.poll(1, 0)
+    assert [one for one in told.asked if one[0] != "poll"] == [("pause",), ("resume",)]
 
 
 def test_nothing_is_paused_or_resumed_before_partitions_are_assigned() -> None:

@@ -283,19 +283,38 @@ def test_groups_read_by_themselves(place: Place) -> None:
         two.take_until(lambda m: m.count == 20)
 
 
-def test_a_pause_ends_when_a_partition_goes(place: Place) -> None:
+def test_a_pause_outlasts_rebalances_and_ends_for_all_partitions(place: Place) -> None:
+    """Those that it keeps, and one that goes and comes back."""
     stream = place.make(2)
     fill(stream, {0: 10, 1: 10})
     with Member(stream) as one:
         one.take_until(lambda m: m.count == 20)
-        one.source.pause([0, 1])
+        one.source.pause()
         with Member(stream) as two:
             settle(2, one, two)
         settle(2, one)
-        (came,) = told(two, "assigned")
+        assert len(told(two, "assigned")) == 1
         fill(stream, {0: 10, 1: 10})
-        one.take_until(lambda m: len(m.offsets(came)) == 20)
-        assert one.offsets(1 - came) == list(range(10))
+        for _ in range(10):
+            assert one.take() == {}
+        one.source.resume()
+        one.take_until(lambda m: m.count == 40)
+        assert one.offsets(0) == one.offsets(1) == list(range(20))
+
+
+def test_partitions_that_come_and_go_while_it_is_not_paused_are_read(place: Place) -> None:
+    """Whatever was paused when they went."""
+    stream = place.make(2)
+    fill(stream, {0: 10, 1: 10})
+    with Member(stream) as one:
+        one.take_until(lambda m: m.count == 20)
+        one.source.pause()
+        with Member(stream) as two:
+            settle(2, one, two)
+            one.source.resume()
+        settle(2, one)
+        fill(stream, {0: 10, 1: 10})
+        one.take_until(lambda m: m.count == 40)
 
 
 def test_another_job_is_refused(place: Place) -> None:

@@ -11,7 +11,7 @@ from streamtrain.errors import SourceRefused, SourceUnavailable, TopicMissing, W
 from streamtrain.periodic import FailureLog
 from streamtrain.stream.kafka.client import Option
 from streamtrain.stream.kafka.stream import KafkaStream
-from streamtrain.stream.kafka.writer import CLOSE_SECONDS, DEFAULTS
+from streamtrain.stream.kafka.writer import CLOSE_SECONDS, DEFAULTS, allowed_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class KafkaAppender:
             Producer,
             self._monitor,
             {"enable.idempotence": True},
-            DEFAULTS | self._options | {"message.max.bytes": max(1000, self._stream.max_message_bytes())},
+            DEFAULTS | self._options | {"message.max.bytes": allowed_bytes(self._stream.max_message_bytes())},
         )
         self._opened.set()
 

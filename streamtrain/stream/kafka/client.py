@@ -26,8 +26,10 @@ _REFUSALS = {
     KafkaError.SASL_AUTHENTICATION_FAILED: _CREDENTIALS,
     KafkaError.UNSUPPORTED_SASL_MECHANISM: _CREDENTIALS,
     KafkaError.ILLEGAL_SASL_STATE: _CREDENTIALS,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow this user to read and write the topic, or use other credentials",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "allow this user to read as the group, or use another group",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow this user `Describe` on the topic, with `Read` to read it and "
+    "`Write` to write it, or use other credentials",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "allow this user `Read` on the group, or use another group",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "allow this user `Write` and `Describe` on the transactional id",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "allow this user to do that, or have an administrator do it",
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: "its members use another assignment strategy: use another group",
     KafkaError.INVALID_GROUP_ID: "use another name for the group",

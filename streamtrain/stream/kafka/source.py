@@ -14,6 +14,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 
 from streamtrain.errors import InstanceFenced, OffsetGone, SourceRefused, SourceUnavailable
 from streamtrain.stream.kafka.client import REQUEST_SECONDS, KafkaService, Option
+from streamtrain.stream.kafka.pauses import Pauses
 from streamtrain.stream.source import Bounds, Fetched, Listener, Record
 
 DEFAULTS: dict[str, Option] = {
@@ -70,7 +71,7 @@ class KafkaSource:
         self._metadata = metadata
         self._positions: dict[int, int] = {}
         self._moved: set[int] = set()  # assigned, sought or taken away within the last call of consume
-        self._paused: set[int] = set()
+        self._is_paused = False
         self._pending: set[int] = set()  # assigned by the group, but not by the listener: that failed, and is retried
         self._errors: deque[Exception] = deque()
         self._is_group_checked = False
@@ -91,6 +92,7 @@ class KafkaSource:
     def _join(self) -> None:
         self._monitor = self._service.monitor(self._errors.append)
         self._consumer: Consumer = self._service.create_client(Consumer, self._monitor, self._settings, DEFAULTS)
+        self._pauses = Pauses(self._consumer)
         self._closed = False
         self._consumer.subscribe(
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -226,6 +228,7 @@ class KafkaSource:
         self._positions |= {one: positions[one] for one in partitions}
         self._moved.update(partitions)
         self._pending.difference_update(partitions)
+        self._apply_pause()
 
     def _on_revoke(self, _: Consumer, given: Sequence[TopicPartition]) -> None:
         self._unassign(given, self._listener.revoked)
@@ -259,7 +262,7 @@ class KafkaSource:
                 tell(partitions)
             except Exception as exc:  # as in _on_assign
                 self._errors.append(exc)
-            self.resume(partitions)  # librdkafka would keep a pause where a partition comes back
+            self._pauses.forget((self._topic, one) for one in partitions)
             for one in partitions:
                 del self._positions[one]
             self._moved.update(partitions)
@@ -281,16 +284,22 @@ class KafkaSource:
         self._consumer.incremental_unassign([at])
         self._consumer.incremental_assign([at])
         self._moved.add(at.partition)
-        if at.partition in self._paused:
-            self._consumer.pause([at])
+        self._pauses.renew([(self._topic, at.partition)])
 
-    def pause(self, partitions: Sequence[int]) -> None:
-        self._paused.update(partitions)
-        self._consumer.pause([TopicPartition(self._topic, one) for one in partitions])
+    def pause(self) -> None:
+        self._is_paused = True
+        self._apply_pause()
 
-    def resume(self, partitions: Sequence[int]) -> None:
-        self._paused.difference_update(partitions)
-        self._consumer.resume([TopicPartition(self._topic, one) for one in partitions])
+    def resume(self) -> None:
+        self._is_paused = False
+        self._apply_pause()
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    def _apply_pause(self) -> None:
+        self._pauses.set((self._topic, one) for one in self._positions if self._is_paused)
 
     def positions(self) -> dict[int, int]:
         return dict(self._positions)

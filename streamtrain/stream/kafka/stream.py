@@ -8,9 +8,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicCollection, TopicPartition, Uuid
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType, TopicDescription
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    MemberDescription,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+    TopicDescription,
+)
 
-from streamtrain.errors import ConfigError, SourceRefused
+from streamtrain.errors import ConfigError, SourceRefused, TopicMissing
 from streamtrain.incarnation import Incarnation
 from streamtrain.stream.kafka.client import MISSING, REQUEST_SECONDS, KafkaService, Option
 from streamtrain.stream.kafka.source import KafkaSource, read_records
@@ -21,7 +30,9 @@ _CLIENT = "streamtrain."
 _CLIENT_ID = re.compile(rf"{re.escape(_CLIENT)}(?P<job>.*?)(\.(?P<incarnation>\d+-[0-9a-f]{{8}}-[\w.-]*))?")
 _MAX_BYTES = 1_000_000  # of a message, where a topic does not say: what clients of Kafka send by default
 _SETTINGS_REFUSED = (KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION)
-_MORE_BYTES = 65_536  # for the headers of a dead letter with a message of the largest size
+_FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+MORE_BYTES = 65_536
+"""For what is added to a message of the largest size: the headers of a dead letter, the labels of a sample."""
 _NO_ID = str(Uuid(0, 0))
 
 logger = logging.getLogger(__name__)
@@ -104,21 +115,51 @@ class KafkaStream:
         found = str(self._describe(self.topic).topic_id)
         return "" if found == _NO_ID else found
 
-    def create(self, partitions: int) -> None:
-        """The brokers' defaults decide on replicas, retention and all else."""
-        self._create(self.topic, partitions)
+    def create(self, partitions: int, max_bytes: int | None = None) -> None:
+        """The brokers' defaults decide on replicas, retention and all else.
 
-    def _create(self, topic: str, partitions: int, settings: Mapping[str, str] = {}) -> None:
+        Args:
+            partitions: number of them.
+            max_bytes: the largest message that it is to take; None: the brokers' default.
+        """
+        try:  # brokers refuse whoever may not create topics before they look whether there is anything to create
+            self._describe(self.topic)
+        except TopicMissing:
+            self._create(self.topic, partitions, {} if max_bytes is None else {"max.message.bytes": str(max_bytes)})
+
+    def _create(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
         if partitions < 1:
             raise ConfigError(f"a topic must have at least one partition, not {partitions}")
         wanted = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=dict(settings))
         answer = self._service.call(lambda admin: admin.create_topics([wanted], request_timeout=REQUEST_SECONDS))[topic]
         if isinstance(answer, KafkaError) and answer.code() in _SETTINGS_REFUSED and settings:
             logger.warning("created topic %s without %s: %s", topic, ", ".join(settings), answer.str())
-            return self._create(topic, partitions)
+            return self._create(topic, partitions, {})
         if not isinstance(answer, KafkaError) or answer.code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            self._checked(answer)
+            self._changed(answer, f"topic {topic} is missing, and this user may not create it: allow `Create` on it")
         self._partition_count(topic, MISSING)  # the controller knows it; brokers learn of it a moment later
+
+    def _changed(self, answer: Any, way_out: str) -> None:
+        """Raises the error of a request to create or change a topic, with the way out where the right is missing."""
+        if isinstance(answer, KafkaError) and answer.code() in _FORBIDDEN:
+            raise SourceRefused(f"{self._service.name} refuses: {way_out}, or have an administrator do it")
+        self._checked(answer)
+
+    def grow(self, partitions: int) -> None:
+        """Adds partitions up to this number, if it has fewer. Errors as `bounds`."""
+        if self._partition_count(self.topic) >= partitions:
+            return
+        wanted = [NewPartitions(self.topic, partitions)]
+        found = self._service.call(lambda admin: admin.create_partitions(wanted, request_timeout=REQUEST_SECONDS))
+        self._changed(
+            found[self.topic], f"topic {self.topic} needs {partitions} partitions, and this user may not add them: "
+            "allow `Alter` on it"
+        )  # fmt: skip
+        logger.info("topic %s has %d partitions now", self.topic, partitions)
+
+    def partition_count(self) -> int:
+        """Number of partitions. Errors as `bounds`."""
+        return self._partition_count(self.topic)
 
     def committed(self, group: str) -> dict[int, int]:
         return {one.partition: one.offset for one in self._committed(group)}
@@ -175,18 +216,21 @@ class KafkaStream:
 
     def _client_ids(self, group: str) -> list[str]:
         """Client ids of the members of a group."""
+        return [member.client_id for member in self.group_members(group)]
+
+    def group_members(self, group: str) -> list[MemberDescription]:
+        """The members of a group. Errors as `bounds`."""
         answer = self._service.call(
             lambda admin: admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS)
         )[group]
         if isinstance(answer, KafkaError) and answer.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return []
-        return [member.client_id for member in self._checked(answer).members]
+        return list(self._checked(answer).members)
 
     def writer(self, topic: str | None = None) -> KafkaWriter:
         topic = topic or self.topic
         if topic != self.topic:
-            room = {"max.message.bytes": str(self._max_message_bytes(self.topic) + _MORE_BYTES)}
-            self._create(topic, self._partition_count(self.topic), room)
+            self.of(topic).create(self._partition_count(self.topic), self.max_message_bytes() + MORE_BYTES)
         return KafkaWriter(self._service, topic, self._partition_count(topic), self._max_message_bytes(topic))
 
     def max_message_bytes(self) -> int:

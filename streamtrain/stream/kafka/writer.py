@@ -23,6 +23,17 @@ CLOSE_SECONDS = 5.0
 waits as much longer (https://github.com/confluentinc/librdkafka/issues/2145)."""
 
 
+def allowed_bytes(max_bytes: int) -> int:
+    """The nearest value that librdkafka takes for message.max.bytes."""
+    return min(max(max_bytes, _MIN_BYTES), _MAX_BYTES)
+
+
+def max_value_bytes(max_bytes: int, key: bytes | None = None, headers: Mapping[str, bytes] = {}) -> int:
+    """The most bytes of a value in a message with this key and these headers, where a topic takes so large ones."""
+    overhead = sum(len(name.encode()) + len(content) + _HEADER_BYTES for name, content in headers.items())
+    return max(0, max_bytes - _FRAME_BYTES - len(key or b"") - overhead)
+
+
 class KafkaWriter:
     """An idempotent producer.
 
@@ -37,7 +48,7 @@ class KafkaWriter:
         self._service = service
         self._topic = topic
         self.partitions = partitions
-        max_bytes = min(max(max_bytes, _MIN_BYTES), _MAX_BYTES)
+        max_bytes = allowed_bytes(max_bytes)
         self._max_bytes = min(max_bytes, int(service.option("message.max.bytes", max_bytes)))
         self._turn = count()
         self._failure: WriteFailed | None = None
@@ -75,8 +86,7 @@ class KafkaWriter:
             raise failure
 
     def max_value_bytes(self, key: bytes | None = None, headers: Mapping[str, bytes] = {}) -> int:
-        overhead = sum(len(name.encode()) + len(content) + _HEADER_BYTES for name, content in headers.items())
-        return max(0, self._max_bytes - _FRAME_BYTES - len(key or b"") - overhead)
+        return max_value_bytes(self._max_bytes, key, headers)
 
     def write(
         self, value: bytes, *, partition: int | None = None, key: bytes | None = None, headers: Mapping[str, bytes] = {}

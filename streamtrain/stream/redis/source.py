@@ -33,7 +33,7 @@ class RedisSource:
         self._streams = topic.keys.streams(topic.partitions)
         self._of_stream = {stream.encode(): partition for partition, stream in enumerate(self._streams)}
         self._positions: dict[int, int] = {}
-        self._paused: set[int] = set()
+        self._is_paused = False
         self._gone: dict[int, OffsetGone] = {}
         self._highs: dict[int, int] = {}
         self._connection: PipelinedConnection | None = connection
@@ -57,9 +57,9 @@ class RedisSource:
             if fetched:
                 return fetched
             if time.monotonic() >= deadline:
-                gone = [error for partition, error in self._gone.items() if partition not in self._paused]
-                if gone:
-                    raise gone[0]
+                for gone in self._gone.values():
+                    if not self._is_paused:
+                        raise gone
                 return []
 
     def _attempt(self, max_messages: int, deadline: float) -> list[Fetched]:
@@ -83,7 +83,7 @@ class RedisSource:
         return self._fetch(entries, max_messages)
 
     def _request(self, connection: PipelinedConnection, max_messages: int, deadline: float) -> None:
-        requested = {p: at for p, at in self._positions.items() if p not in self._paused and p not in self._gone}
+        requested = {p: at for p, at in self._positions.items() if not self._is_paused and p not in self._gone}
         # Partitions of which there is more share the room; where there is none, one that gets some may have a share.
         behind = sum(self._highs.get(partition, 0) > at for partition, at in requested.items())
         count = -(-max_messages // (behind or len(requested) or 1))
@@ -124,7 +124,7 @@ class RedisSource:
         for stream, of_stream in entries.items():
             partition = self._of_stream[stream]
             # It may have been sought, paused or revoked since it was requested.
-            is_current = self._positions.get(partition) == self._requested[partition] and partition not in self._paused
+            is_current = self._positions.get(partition) == self._requested[partition] and not self._is_paused
             if not is_current or not max_messages:
                 continue
             taken = of_stream[:max_messages]
@@ -178,19 +178,21 @@ class RedisSource:
             self._positions.pop(partition, None)
             self._gone.pop(partition, None)
             self._highs.pop(partition, None)
-        self._paused.difference_update(partitions)
 
     def seek(self, partition: int, offset: int) -> None:
         self._positions[partition] = offset
         self._gone.pop(partition, None)
         self._is_checked = False
 
-    def pause(self, partitions: Sequence[int]) -> None:
-        self._paused.update(partitions)
+    def pause(self) -> None:
+        self._is_paused = True
 
-    def resume(self, partitions: Sequence[int]) -> None:
-        self._paused.difference_update(partitions)
-        self._is_checked = False
+    def resume(self) -> None:
+        self._is_paused = self._is_checked = False
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
 
     def positions(self) -> dict[int, int]:
         return dict(self._positions)

@@ -281,7 +281,7 @@ def test_retention_is_told_under_a_reader(place: Place) -> None:
     fill(stream, {0: 10})
     with Member(stream) as member:
         member.take_until(lambda m: m.count == 10, most=5)
-        member.source.pause([0])
+        member.source.pause()
         member.source.seek(0, 4)
         retain(admin, place.topic, 500)
 
@@ -290,7 +290,7 @@ def test_retention_is_told_under_a_reader(place: Place) -> None:
             member.take()
 
         until(lambda: stream.bounds()[0].low >= 10, doing=write)
-        member.source.resume([0])
+        member.source.resume()
         member.take_until(lambda m: m.gone)
         assert member.gone[0].wanted == 4
         assert member.gone[0].low >= 10

@@ -1,0 +1,131 @@
+"""`streamtrain join` on a real Kafka goes on: with messages of any size, open transactions, more partitions."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from streamtrain.embedded.kafka import Broker
+from streamtrain.stream.kafka.stream import KafkaStream
+from tests.join.topics import BEGIN, Topics, joiner
+from tests.patience import PATIENCE, until
+
+SHORT = 'wait = "2s"\ngrace = "1s"\nidle = "500ms"\n[join.labels.click]\nkinds = ["click"]\n'
+LARGEST = 1_048_588 - 200  # that a topic takes by default, less what frames it
+
+
+@pytest.fixture
+def topics(kafka: Broker) -> Topics:
+    return Topics(kafka.servers)
+
+
+def impression(name: str, size: int = 0, at: float = BEGIN) -> dict[str, object]:
+    return {"id": name, "time": at, "text": "x" * size}
+
+
+def click(name: str, at: float = BEGIN + 1) -> dict[str, object]:
+    return {"id": name, "time": at, "kind": "click"}
+
+
+def labels(topics: Topics) -> dict[str, int]:
+    """The label of each sample, by id."""
+    return {of["id"]: of["click"] for of in (json.loads(one.value) for one in topics.read(topics.samples.topic))}
+
+
+def letters(topics: Topics, stream: KafkaStream) -> list[tuple[str, int, int, int]]:
+    """Reason, offset, bytes kept and bytes there were, of each dead letter."""
+    return [
+        (
+            one.headers["reason"].decode(),
+            int(one.headers["offset"]),
+            len(one.value),
+            int(one.headers.get("truncated_from", len(one.value))),
+        )
+        for one in topics.read(f"{stream.topic}.dead")
+    ]
+
+
+@pytest.mark.parametrize("limit", ["of the input", "by default", "unreadable"])
+def test_messages_of_any_size_are_joined_or_dead_letters(limit: str, topics: Topics, tmp_path: Path) -> None:
+    """A topic that the joiner creates takes what its inputs take; one that was there may take less."""
+    if limit == "by default":
+        topics.samples.create(topics.partitions)
+        topics.samples.of(f"{topics.impressions.topic}.dead").create(topics.partitions)
+    elif limit == "unreadable":
+        topics.samples.create(topics.partitions, 300_000)
+        topics.samples.of(f"{topics.impressions.topic}.dead").create(topics.partitions, 200_000)
+    large = impression("large", LARGEST - 40)
+    topics.write(topics.impressions, [impression("a"), large, impression("b")], lambda _: 0)
+    topics.write_raw(topics.impressions, b"no json" * (LARGEST // 7))
+    topics.write(topics.impressions, [impression("c")], lambda _: 0)
+    topics.write(topics.outcomes, [click("a"), click("c")], lambda _: 0)
+    settings = topics.settings(tmp_path, SHORT)
+    if limit == "unreadable":  # as if it could not be read: the default of clients is assumed
+        text = settings.read_text().replace("[stream.kafka]\n", '[stream.kafka]\n"message.max.bytes" = 1000000\n')
+        settings.write_text(text)
+    with joiner(settings):
+        until(lambda: len(topics.read(topics.samples.topic)) == (4 if limit == "of the input" else 3))
+        until(lambda: len(letters(topics, topics.impressions)) == (1 if limit == "of the input" else 2))
+    wanted = {"a": 1, "b": 0, "c": 1} | ({"large": 0} if limit == "of the input" else {})
+    assert labels(topics) == wanted
+    found = letters(topics, topics.impressions)
+    assert ("not_json", 3) in [one[:2] for one in found]
+    if limit != "of the input":
+        assert ("too_large", 1, len(json.dumps(large))) in [(*one[:2], one[3]) for one in found]
+    assert sum(kept for _, _, kept, _ in found) > 100_000
+
+
+def test_an_open_transaction_is_not_the_end(topics: Topics, tmp_path: Path) -> None:
+    """What is in it was written in time, however long it takes; and its log goes on when it ends."""
+    topics.write(topics.impressions, [impression("a"), impression("b")], lambda _: 0)
+    with joiner(topics.settings(tmp_path, SHORT)):
+        with topics.transaction(topics.outcomes, [click("a")]):
+            topics.write(topics.impressions, [impression("later", at=BEGIN + 30)], lambda _: 0)
+            until(lambda: topics.impressions.committed(topics.group).get(0) == 3)
+            time.sleep(4)  # far beyond idle and wait: that nothing comes of it takes time to see
+            assert labels(topics) == {}
+        until(lambda: labels(topics) == {"a": 1, "b": 0, "later": 0})
+        with topics.transaction(topics.impressions, [impression("c", at=BEGIN + 1000)]):
+            topics.write(topics.outcomes, [click("x", BEGIN + 2000)], lambda _: 0)
+            time.sleep(4)
+        until(lambda: labels(topics).get("c") == 0)
+    assert letters(topics, topics.impressions) == []
+
+
+def test_it_goes_on_with_more_partitions(topics: Topics, tmp_path: Path) -> None:
+    """Also of the topics that it writes."""
+    with joiner(topics.settings(tmp_path, SHORT)) as process:
+        topics.write(topics.impressions, [impression("a")], lambda _: 0)
+        topics.write(topics.outcomes, [click("a")], lambda _: 0)
+        until(lambda: labels(topics) == {"a": 1})
+        for stream in (topics.outcomes, topics.impressions):
+            topics.grow(stream, 4)
+        topics.write(topics.impressions, [impression("b", at=BEGIN + 2)], lambda _: 3)
+        topics.write(topics.outcomes, [click("b", BEGIN + 3), click("nobody", BEGIN + 9)], lambda _: 3)
+        topics.write(topics.impressions, [impression("c", at=BEGIN + 12)], lambda _: 3)
+        until(lambda: labels(topics) == {"a": 1, "b": 1, "c": 0})
+        assert process.poll() is None
+    assert topics.samples.partition_count() == 4
+    assert topics.samples.of(f"{topics.outcomes.topic}.orphaned").partition_count() == 4
+    topics.grow(topics.outcomes, 5)
+    with joiner(topics.settings(tmp_path, SHORT), stderr=subprocess.PIPE) as process:
+        _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert f"topic {topics.outcomes.topic} of Kafka".encode() in said
+    assert b"has 5 partitions, but topic" in said
+
+
+def test_of_two_of_an_instance_the_earlier_one_ends(topics: Topics, tmp_path: Path) -> None:
+    settings = topics.settings(tmp_path, SHORT)
+    with joiner(settings, "--instance", "a", stderr=subprocess.PIPE) as first:
+        topics.write(topics.impressions, [impression("a")], lambda _: 0)
+        until(lambda: labels(topics) == {"a": 0})
+        with joiner(settings, "--instance", "a") as second:
+            _, said = first.communicate(timeout=PATIENCE)
+            assert first.returncode == 1
+            assert b"another process has joined group" in said
+            topics.write(topics.impressions, [impression("b", at=BEGIN + 1000)], lambda _: 0)
+            until(lambda: labels(topics) == {"a": 0, "b": 0})
+            assert second.poll() is None
