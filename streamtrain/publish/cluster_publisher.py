@@ -130,7 +130,10 @@ class Publications:
         A node that has started again may have all that it had, or nothing, or what it had a while ago: only comparing
         tells. What a node loses while it keeps running, such as a deleted key, is found by counting now and then.
         """
-        kept, head = self._dictionaries.look(), self._dictionaries.head()
+        kept, lost, head = self._dictionaries.look(), self._dictionaries.lost(), self._dictionaries.head()
+        if lost or (head is None and self._last):
+            logger.warning("Redis has lost %s: publishing everything again", lost or "the head")
+            self._full = True
         if self._full or head is None or head.run != run:
             return
         if (began := self._now()) < (self._count_due if kept else self._compare_due):

@@ -109,6 +109,10 @@ class RedisDictionaries:
         self._nodes = head.nodes if head else self._seen
         return self._nodes == self._seen
 
+    def lost(self) -> str:
+        """The name of a key in Redis that has lost what the head needs; "": none has."""
+        return self._model.lost()
+
     def vouch(self) -> None:
         """Records the nodes that `look` last saw as those that have all of the head."""
         head, self._nodes = self._model.head(), self._seen

@@ -20,6 +20,7 @@ from streamtrain.store.redis.scripts import (
     GARBAGE,
     HOLD_LEASE,
     LEASE,
+    LOST,
     RENEW,
     STATE,
     VOUCH,
@@ -187,6 +188,11 @@ class RedisModel:
     def probes(self) -> list[bytes]:
         return list(self.server.call("HVALS", self.keys.probes))
 
+    def lost(self) -> str:
+        """The name of a key that has lost what the head needs; "": none has."""
+        found = self.run(LOST)
+        return "" if not found else f"streamtrain:model:{{{self.keys.model}}}:{found.decode()}"
+
     def vouch(self, head: Head, nodes: str) -> None:
         """Records that these Redis nodes have all of the head, unless it has moved."""
         self.run(VOUCH, head.id, nodes)
@@ -211,13 +217,15 @@ class RedisModel:
                 self.sweep()
 
     def next_version(self) -> int:
-        """The next version number, higher than any that this object has returned.
+        """The next version number, higher than any that there is, or that this object has returned.
 
         Also if Redis lost its counter: a server that still serves an old version must not confuse the two.
         """
+        there = max(map(int, self.server.call("HKEYS", self.keys.versions)), default=0)
+        least = max(self._version, there) + 1
         version = int(self.server.call("HINCRBY", self.keys.numbers, "version", 1))
-        if version <= self._version:
-            version = int(self.server.call("HINCRBY", self.keys.numbers, "version", self._version + 1 - version))
+        if version < least:
+            version = int(self.server.call("HINCRBY", self.keys.numbers, "version", least - version))
         self._version = max(self._version, version)  # another thread may have been given a later one
         return version
 

@@ -74,6 +74,21 @@ STATE = f"""{_READ}
 return redis.call('HGETALL', head)
 """
 
+# Answers the name of a key that has lost what the head needs; "" if there is none, or no head.
+LOST = f"""{_LOOK}
+local of = redis.call('HMGET', head, 'id', 'before', 'dictionary', 'layout')
+if redis.call('EXISTS', head) == 0 then return '' end
+if not (of[1] and of[2] and of[3] and of[4]) then return 'head' end
+if not is_whole(of[3]) then return 'dictionaries' end
+local kept = redis.call('ZREVRANGE', steps, 0, 1)
+local function is_at(step, id) return step and string.match(step, '(.*):') == id end
+if not is_at(kept[1], of[1]) or of[2] ~= '0-0' and not is_at(kept[2], of[2]) then return 'steps' end
+if #redis.call('XRANGE', log, of[1], of[1]) == 0 then return 'log' end
+if redis.call('HLEN', applied) < cjson.decode(of[4]).shards then return 'applied' end
+if redis.call('HEXISTS', numbers, 'bytes') == 0 then return 'numbers' end
+return ''
+"""
+
 # ARGV: id of the head, nodes of Redis that have all of it.
 VOUCH = f"""{_SMALL}
 if redis.call('HGET', head, 'id') == ARGV[1] then redis.call('HSET', head, 'nodes', ARGV[2]) end
@@ -150,7 +165,20 @@ return 1
 # keeps, shards, generation of the lease, or "0", nodes of Redis. Answers what became of it, and the head's number.
 #
 # The log begins with the entry of a commit: the oldest within the limit, but never a later one than the last but one.
+# A full publication needs nothing of what was there before: whatever is lost, it begins after the last commit in the
+# log, or at its beginning.
 COMMIT = f"""{_WRITE}
+local function last_commit()
+  local after = '+'
+  while true do
+    local found = redis.call('XREVRANGE', log, after, '-', 'COUNT', 8)
+    if #found == 0 then return nil end
+    for _, entry in ipairs(found) do
+      if entry[2][1] == 'c' then return entry end
+      after = '(' .. entry[1]
+    end
+  end
+end
 local was = redis.call('HMGET', head, 'number', 'tokens', 'dictionary', 'id')
 local number, is_full = was[1], ARGV[6] == '1'
 local generation = redis.call('HGET', owner, 'generation')
@@ -165,9 +193,23 @@ if not is_full then
     if all[i + 1] ~= was[4] then return {{'behind', all[i]}} end
   end
 end
-local id = redis.call('XADD', log, '*', 'c', ARGV[3], 'l', ARGV[4], 'a', ARGV[5], 'f', ARGV[6])
 local total = redis.call('HINCRBY', numbers, 'bytes', ARGV[7])
-redis.call('HSET', head, 'number', ARGV[1], 'id', id, 'before', was[4] or '0-0', 'dictionary', ARGV[2],
+local before_it = was[4]
+if is_full then
+  redis.call('DEL', steps)
+  local last = last_commit()
+  before_it = last and last[1]
+  if last then
+    local is_read, of = pcall(cjson.decode, last[2][2])
+    local its = string.format('%.0f', is_read and of.number or ARGV[1] - 1)
+    redis.call('ZADD', steps, its, before_it .. ':' .. string.format('%.0f', total - ARGV[7]))
+    local is_laid, layout = pcall(cjson.decode, last[2][4])
+    local old = is_laid and string.format('%.0f', layout.dictionary)
+    if old and not was[3] and old ~= ARGV[2] then redis.call('HSETNX', dictionaries, old, last[2][4]) end
+  end
+end
+local id = redis.call('XADD', log, '*', 'c', ARGV[3], 'l', ARGV[4], 'a', ARGV[5], 'f', ARGV[6])
+redis.call('HSET', head, 'number', ARGV[1], 'id', id, 'before', before_it or '0-0', 'dictionary', ARGV[2],
   'publication', ARGV[3], 'layout', ARGV[4], 'tokens', ARGV[5], 'nodes', ARGV[11])
 redis.call('ZADD', steps, ARGV[1], id .. ':' .. string.format('%.0f', total))
 if is_full then
@@ -178,7 +220,7 @@ if is_full then
 end
 local function oldest() return string.match(redis.call('ZRANGE', steps, 0, 0)[1], '(.*):(%d+)') end
 local first, before = oldest()
-while redis.call('ZCARD', steps) > 2 and (is_full or total - before > tonumber(ARGV[8])) do
+while redis.call('ZCARD', steps) > 2 and total - before > tonumber(ARGV[8]) do
   redis.call('ZREMRANGEBYRANK', steps, 0, 0)
   first, before = oldest()
 end
@@ -278,12 +320,23 @@ forget(place)
 return users
 """
 
-# Answers dictionaries that will not be used any more, each with its layout, flat.
+# Answers dictionaries that will not be used any more, each with its layout, flat. Those in use are in the list of
+# dictionaries afterwards, also if that was lost, so that their rows can be deleted one day.
 GARBAGE = f"""{_SMALL}
 local used = {{}}
+local function use(dictionary, layout)
+  used[dictionary] = true
+  if redis.call('HEXISTS', dictionaries, dictionary) == 0 then
+    redis.call('HSET', dictionaries, dictionary, layout())
+  end
+end
 local current = redis.call('HGET', head, 'dictionary')
-if current then used[current] = true end
-for _, version in ipairs(redis.call('HKEYS', versions)) do used[place_of(version)] = true end
+if current then use(current, function() return redis.call('HGET', head, 'layout') end) end
+for _, version in ipairs(redis.call('HKEYS', versions)) do
+  use(place_of(version), function()
+    return cjson.encode(cjson.decode(string.match(redis.call('HGET', versions, version), '{{.*')).layout)
+  end)
+end
 redis.call('ZREMRANGEBYSCORE', building, '-inf', string.format('(%.0f', now))
 for _, dictionary in ipairs(redis.call('ZRANGE', building, 0, -1)) do used[dictionary] = true end
 local found = {{}}
