@@ -99,6 +99,7 @@ def replay(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
     console = Console(stderr=True, markup=False, highlight=False)
     done = replay_dead_letters(
         stream,
+        dead,
         lambda: islice(_letters(stream, dead, reason), limit),
         lambda count: console.print(f"{count:,} replayed"),
     )

@@ -31,7 +31,7 @@ from streamtrain.ps.shards import Control
 from streamtrain.publish.cluster_publisher import Publications, PublicationSchedule
 from streamtrain.publish.comparison import HeadComparison
 from streamtrain.publish.lease import Lease
-from streamtrain.publish.versions import VersionSchedule
+from streamtrain.publish.versions import DecisionKeeper, VersionSchedule
 from streamtrain.settings.groups import PublishSettings, Settings
 from streamtrain.shutdown import step
 from streamtrain.store.checkpoint.epochs import Epochs
@@ -140,6 +140,7 @@ class Coordinator:
         self.checkpoints: CheckpointSchedule | None = None
         self.publications: PublicationSchedule | None = None
         self._versions: VersionSchedule | None = None
+        self._decisions: DecisionKeeper | None = None
         self._audit = RedisVersions(RedisModel(redis, settings.publish.model)) if redis else None
         self._setting = threading.Lock()
         if settings.checkpoint.url:
@@ -175,6 +176,7 @@ class Coordinator:
             lease=Lease(model),
         )
         probes = ProbePublisher(self.quality, model)
+        self._decisions = DecisionKeeper(RedisModel(redis, publish.model))
         self.publications = PublicationSchedule(publications, publish.every, self._count, after=probes.publish)
         if publish.version_every:
             self._versions = VersionSchedule(
@@ -186,7 +188,8 @@ class Coordinator:
             )
 
     def start(self) -> None:
-        for schedule in (self.checkpoints, self.publications, self._versions, self._stream_lag, self._history):
+        schedules = (self.checkpoints, self.publications, self._versions, self._decisions)
+        for schedule in (*schedules, self._stream_lag, self._history):
             if schedule:
                 schedule.start()
         self._task.start()
@@ -199,6 +202,7 @@ class Coordinator:
             self._task.close()
         steps = (
             ("the version under way", self._versions),
+            ("labels and traffic", self._decisions),
             ("the publication under way", self.publications),
             ("the last checkpoint", self.checkpoints),
             ("the history of the console", self._history),

@@ -45,6 +45,7 @@ _TRANSACTION_MS = 15_000  # after which a broker takes back the transaction of a
 _TRANSACTION_SECONDS = 10.0
 _LARGE = 65_536  # bytes of a message that a topic may refuse for its size
 _END = KafkaError._PARTITION_EOF
+_FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
 logger = logging.getLogger(__name__)
 
@@ -261,7 +262,8 @@ class Joiner:
         if isinstance(exc, SourceUnavailable):
             return exc
         error = exc.args[0] if isinstance(exc, KafkaException) else None
-        refused = None if error is None or error.fatal() else self.topics.samples.service.refusal(error)
+        is_refused = error is not None and (not error.fatal() or error.code() in _FORBIDDEN)
+        refused = self.topics.samples.service.refusal(error) if error is not None and is_refused else None
         if refused and not isinstance(refused, InstanceFenced):
             return refused
         return SourceUnavailable(f"the join goes on from what is committed: {error.str() if error else exc}")

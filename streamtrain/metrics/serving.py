@@ -82,6 +82,7 @@ class ModelState:
         probes: samples that the watchdog tried the served version with.
         refused: publications that could not be loaded.
         stale_seconds: time for which the origin has not answered.
+        has_lost: whether the origin has lost labels or traffic.
         arms: weight in percent of each arm; empty: requests are not divided.
         mirror: its measurements.
         stopped: arms that the watchdog has taken requests away from.
@@ -95,6 +96,7 @@ class ModelState:
     probes: int
     refused: int
     stale_seconds: float
+    has_lost: bool
     arms: Mapping[str, float] = field(default_factory=dict)
     mirror: MirrorState = field(default_factory=lambda: MirrorState({}, {}, {}))
     stopped: int = 0
@@ -413,4 +415,9 @@ def _collect_changes(state: ModelState) -> Iterator[Metric]:
         "streamtrain_serving_stale_seconds",
         "Time for which the store of publications has not answered; 0 while it does.",
         state.stale_seconds,
+    )
+    yield gauge(
+        "streamtrain_serving_decisions_lost",
+        "1 while the store has lost labels or traffic, so that what was decided before is served on, else 0.",
+        int(state.has_lost),
     )

@@ -171,6 +171,30 @@ class VersionControl:
         return found[0]
 
 
+class DecisionKeeper:
+    """Puts back labels and traffic that Redis has lost, as long as this process knows them, in a thread of its own.
+
+    Args:
+        model: nobody else needs to read what is decided of it.
+        every: seconds between two looks.
+    """
+
+    def __init__(self, model: RedisModel, every: float = 1.0) -> None:
+        self._model = model
+        self._task = PeriodicTask(
+            "decisions", self._look, every, subject="reading labels and traffic", backoff=Backoff(every, every)
+        )
+        self.start = self._task.start
+
+    def stop(self) -> None:
+        """Ends."""
+        self._task.close(_PATIENCE)
+
+    def _look(self) -> None:
+        if self._model.restore_decisions("coordinator"):
+            logger.warning("%s had lost labels or traffic: they are put back", self._model.name)
+
+
 _WHO = "schedule"
 _AGAIN = 10.0  # seconds after a failure, or while there is no head
 _PATIENCE = 10.0

@@ -10,7 +10,7 @@ from streamtrain.periodic import Backoff, PeriodicTask
 from streamtrain.serve.leases import VersionLeases
 from streamtrain.serve.registry import HEAD, Registry, Version
 from streamtrain.serve.selection import Promoter, Selection
-from streamtrain.store.publication import Origin
+from streamtrain.store.publication import DecidingOrigin, Origin
 
 V = TypeVar("V", int, Version)
 
@@ -140,8 +140,16 @@ class RegistryUpdater:
     @property
     def trouble(self) -> str:
         """Why what the origin has is not served, a sentence each; "": it is."""
-        troubles = [self._versions.trouble, self._head.trouble, *(retry.trouble for retry in [*self._retries.values()])]
+        lost = "the store has lost labels or traffic: what was decided before is served on" if self.has_lost else ""
+        retries = [retry.trouble for retry in [*self._retries.values()]]
+        troubles = [self._versions.trouble, self._head.trouble, lost, *retries]
         return "; ".join(dict.fromkeys(trouble for trouble in troubles if trouble))
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether the origin has lost what was decided to be served."""
+        origin = self.registry.origin
+        return isinstance(origin, DecidingOrigin) and origin.has_lost_decisions
 
     @property
     def fault(self) -> str:

@@ -137,6 +137,15 @@ class Origin(Protocol):
 
 
 @runtime_checkable
+class DecidingOrigin(Origin, Protocol):
+    """An origin whose labels may be lost; then it tells those that it had."""
+
+    @property
+    def has_lost_decisions(self) -> bool:
+        """Whether they were lost when they were read last."""
+
+
+@runtime_checkable
 class ProbedOrigin(Origin, Protocol):
     """An origin that also keeps samples of the stream, with which servers probe what they serve."""
 

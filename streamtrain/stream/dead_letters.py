@@ -1,11 +1,13 @@
 """Dead letters: messages that cannot be learned go to a topic of their own, with the reason.
 
-There they can be read, and replayed once they can be learned. A replayed message names its dead letter in a header, so
-that the topic itself knows what was replayed, whenever a replay was killed.
+There they can be read, and replayed once they can be learned. What was replayed is noted in the topic of dead letters.
+A replayed message also names its dead letter in a header, so that a replay is found that was killed before it noted it.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from itertools import islice
 from typing import NamedTuple
 
 from streamtrain.errors import SourceRefused, SourceUnavailable, TopicMissing, WriteFailed
@@ -17,6 +19,8 @@ TRUNCATED = "truncated_from"
 """Header of a dead letter that was cut to the topic's limit: the size of the message in bytes."""
 REPLAYED = "dead_letter"
 """Header of a replayed message: the key of its dead letter."""
+NOTED = "replayed"
+"""Header of a note among the dead letters, without a value: the key of the letter that was replayed."""
 
 _FLUSH_SECONDS = 1.0
 _FLUSHED = 1000  # messages that are replayed between two flushes
@@ -163,6 +167,16 @@ def _parse(record: Record) -> StoredLetter | None:
         return None
 
 
+def read_notes(dead: Stream) -> set[str]:
+    """Keys of the letters that are noted as replayed; errors as `read_dead_letters`."""
+    try:
+        bounds = dead.bounds()
+    except TopicMissing:
+        return set()
+    noted = (record.headers.get(NOTED) for record in dead.records(bounds))
+    return {key.decode(errors="replace") for key in noted if key is not None}
+
+
 class Replayed(NamedTuple):
     """The result of a replay.
 
@@ -179,6 +193,7 @@ class Replayed(NamedTuple):
 
 def replay_dead_letters(
     stream: Stream,
+    dead: Stream,
     read: Callable[[], Iterable[StoredLetter]],
     on_progress: Callable[[int], None] = lambda replayed: None,
 ) -> Replayed:
@@ -187,7 +202,9 @@ def replay_dead_letters(
     Two replays at the same time do not know of each other.
 
     Args:
-        stream: the topic. It is read from the time of the first letter on, for what was replayed before.
+        stream: the topic. It is read from the time of the first letter on, for what a replay that was killed has
+            written without a note, also of transactions that are open meanwhile.
+        dead: that of its dead letters.
         read: reads the dead letters; called twice, so that they are not kept in memory.
         on_progress: called with the number of messages written.
 
@@ -202,27 +219,28 @@ def replay_dead_letters(
             times[stored.key] = stored.time
         else:
             truncated.append(stored.key)
-    done = _replayed_since(stream, min(times.values())) if times else set()
-    missing = times.keys() - done
+    noted = read_notes(dead)
+    missing = times.keys() - noted
     if missing:
-        _write(stream, (stored for stored in read() if stored.key in missing), on_progress)
+        missing -= _replayed_since(stream, min(times[key] for key in missing))
+    if missing:
+        _write(stream, dead, (stored for stored in read() if stored.key in missing), on_progress)
     return Replayed(len(missing), len(times) - len(missing), truncated)
 
 
-def _write(stream: Stream, letters: Iterable[StoredLetter], on_progress: Callable[[int], None]) -> None:
-    writer = stream.writer()
-    count = 0
-    try:
-        for count, stored in enumerate(letters, 1):
-            partition = stored.letter.partition if stored.letter.partition < writer.partitions else None
-            writer.write(stored.letter.value, partition=partition, headers={REPLAYED: stored.key.encode()})
-            if count % _FLUSHED == 0:
-                _flush(writer)
-                on_progress(count)
-        _flush(writer)
-        on_progress(count)
-    finally:
-        writer.close()
+def _write(stream: Stream, dead: Stream, letters: Iterable[StoredLetter], on_progress: Callable[[int], None]) -> None:
+    count, left = 0, iter(letters)
+    with closing(stream.writer()) as writer, closing(dead.writer()) as notes:
+        while some := list(islice(left, _FLUSHED)):
+            for stored in some:
+                partition = stored.letter.partition if stored.letter.partition < writer.partitions else None
+                writer.write(stored.letter.value, partition=partition, headers={REPLAYED: stored.key.encode()})
+            _flush(writer)
+            for stored in some:
+                notes.write(b"", key=stored.key.encode(), headers={NOTED: stored.key.encode()})
+            _flush(notes)
+            count += len(some)
+            on_progress(count)
 
 
 def _flush(writer: Writer) -> None:
@@ -240,6 +258,6 @@ def _replayed_since(stream: Stream, time: float) -> set[str]:
     wanted = {p: Bounds(max(low, first.get(p, low)), high) for p, (low, high) in bounds.items()}
     return {
         record.headers[REPLAYED].decode(errors="replace")
-        for record in stream.records(wanted)
+        for record in stream.records(wanted, committed=False)
         if REPLAYED in record.headers
     }

@@ -194,10 +194,14 @@ class Stream(Protocol):
     def create(self, partitions: int) -> None:
         """Creates the topic unless it exists. Errors as `bounds`, without TopicMissing."""
 
-    def records(self, wanted: Mapping[int, Bounds]) -> Iterator[Record]:
+    def records(self, wanted: Mapping[int, Bounds], *, committed: bool = True) -> Iterator[Record]:
         """Reads partitions from `low` to `high` - 1, one after another, without a group.
 
         Messages that are deleted meanwhile are skipped. Errors as `bounds`.
+
+        Args:
+            wanted: by partition.
+            committed: whether to read up to the first open transaction only, and no message of one that was aborted.
         """
 
     def committed(self, group: str) -> dict[int, int]:

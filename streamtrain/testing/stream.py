@@ -144,7 +144,7 @@ class MemoryStream:
             self._service.identities.setdefault(self.topic, uuid.uuid4().hex)
             self._service.changed.notify_all()
 
-    def records(self, wanted: Mapping[int, Bounds]) -> Iterator[Record]:
+    def records(self, wanted: Mapping[int, Bounds], *, committed: bool = True) -> Iterator[Record]:
         for partition, (low, high) in wanted.items():
             of = self.partitions()[partition]
             with self._service.changed:

@@ -254,6 +254,11 @@ CASES = {
         {f"serving_stale_seconds{{{SERVER}}}": "0x9 31+60x140"},
         {f"serving_stale_seconds{{{SERVER}}}": "0x9 31 0x140"},
     ),
+    "DecisionsLost": Case(
+        11,
+        {f"serving_decisions_lost{{{SERVER}}}": ONCE},
+        {f"serving_decisions_lost{{{SERVER}}}": "0x9 1 0x140"},
+    ),
     "NotFresh": Case(
         15,
         {f"serving_freshness_seconds{{{SERVER}}}": "3x9 61+60x140"},

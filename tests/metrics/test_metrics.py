@@ -154,6 +154,7 @@ MODEL = ModelState(
     probes=1,
     refused=1,
     stale_seconds=0.0,
+    has_lost=False,
     arms={"prod": 95.0},
     mirror=MirrorState({"compared": 1}, {"click": ([1] * (len(DIFFERENCES) + 1), 1.0)}, {"click": 1.0}),
     stopped=1,

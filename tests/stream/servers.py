@@ -13,7 +13,8 @@ from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import StreamtrainError
 
-USERS = {"ann": "anns-secret", "bob": "bobs-secret"}  # ann may do all, bob nothing
+USERS = {"ann": "anns-secret", "bob": "bobs-secret", "cy": "cys-secret"}
+"""Ann may do all, Bob nothing, Cy what a test allows."""
 PROPERTIES = {
     "group.min.session.timeout.ms": "1000",
     "log.initial.task.delay.ms": "500",

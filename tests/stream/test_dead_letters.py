@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from streamtrain.embedded.kafka import Broker
@@ -21,6 +22,7 @@ from streamtrain.stream.dead_letters import (
 )
 from streamtrain.stream.kafka.stream import KafkaStream
 from streamtrain.stream.source import Record, Stream, Writer
+from tests.patience import until
 from tests.stream.kinds import Place
 
 
@@ -138,8 +140,12 @@ def test_records_of_a_part_and_of_nothing(place: Place) -> None:
     ]
 
 
+def buried(place: Place) -> Stream:
+    return place.open(place.topic + SUFFIX)
+
+
 def letters(place: Place) -> list[StoredLetter]:
-    return list(read_dead_letters(place.open(), place.open(place.topic + SUFFIX)))
+    return list(read_dead_letters(place.open(), buried(place)))
 
 
 def test_letters_are_found_each_once_and_nothing_else(place: Place) -> None:
@@ -190,12 +196,12 @@ def test_messages_are_put_back_each_once_however_often_that_is_interrupted(
     for _ in range(3):
         monkeypatch.setattr(stream, "writer", lambda: Failing(write(), 20))
         with pytest.raises(WriteFailed, match="gone"):
-            replay_dead_letters(stream, lambda: letters(place))
+            replay_dead_letters(stream, buried(place), lambda: letters(place))
     monkeypatch.setattr(stream, "writer", write)
     told: list[int] = []
-    assert replay_dead_letters(stream, lambda: letters(place), told.append) == Replayed(40, 60, [])
+    assert replay_dead_letters(stream, buried(place), lambda: letters(place), told.append) == Replayed(40, 60, [])
     assert told == [40]
-    assert replay_dead_letters(stream, lambda: letters(place)) == Replayed(0, 100, [])
+    assert replay_dead_letters(stream, buried(place), lambda: letters(place)) == Replayed(0, 100, [])
     found = records(stream)
     assert sorted(int(one.value) for one in found) == list(range(100))
     assert {(one.partition, int(one.value) % 4) for one in found} >= {(0, 0), (1, 1), (2, 2)}
@@ -204,18 +210,49 @@ def test_messages_are_put_back_each_once_however_often_that_is_interrupted(
     )
 
 
+def test_what_was_put_back_is_remembered_though_the_topic_has_deleted_it(place: Place) -> None:
+    stream = place.make(1)
+    bury(stream, DeadLetter(0, 5, "not_json", "", b"a"), DeadLetter(0, 6, "late", "", b"b"))
+    assert replay_dead_letters(stream, buried(place), lambda: letters(place)[:1]) == Replayed(1, 0, [])
+    place.delete(0, stream.bounds()[0].high)
+    assert replay_dead_letters(stream, buried(place), lambda: letters(place)) == Replayed(1, 1, [])
+    assert [one.value for one in records(stream)] == [b"b"]
+    assert len(letters(place)) == 2  # notes are none
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_was_put_back_behind_an_open_transaction_is_not_put_back_again(kafka: Broker, noted: bool) -> None:
+    """Readers see nothing behind it; and a replay that was killed has not noted what it wrote."""
+    place = Place("kafka", kafka.servers)
+    stream = place.make(1)
+    bury(stream, *(DeadLetter(0, i, "not_json", "", b"%d" % i) for i in range(10)))
+    producer = Producer({"bootstrap.servers": kafka.servers, "transactional.id": place.topic})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(place.topic, b"of a transaction", partition=0)
+    assert producer.flush(60) == 0
+    assert replay_dead_letters(stream, buried(place), lambda: letters(place)) == Replayed(10, 0, [])
+    assert records(stream) == []
+    if not noted:
+        place.kind.remove(kafka.servers, place.topic + SUFFIX)
+        bury(stream, *(DeadLetter(0, i, "not_json", "", b"%d" % i) for i in range(10)))
+    assert replay_dead_letters(stream, buried(place), lambda: letters(place)) == Replayed(0, 10, [])
+    producer.commit_transaction(60)
+    until(lambda: len(records(stream)) == 11)
+
+
 def test_what_is_not_whole_stays_a_dead_letter(valkey: str) -> None:
     place = Place("valkey", valkey)
     stream = place.make(1)
     stream._buffer_bytes = 1000  # type: ignore[attr-defined]
     bury(stream, DeadLetter(0, 4, "too_large", "", b"x" * 5000), DeadLetter(0, 5, "not_json", "", b"x" * 10))
-    assert replay_dead_letters(stream, lambda: letters(place)) == Replayed(1, 0, [f"{place.topic}/0/4"])
+    assert replay_dead_letters(stream, buried(place), lambda: letters(place)) == Replayed(1, 0, [f"{place.topic}/0/4"])
     assert [one.value for one in records(stream)] == [b"x" * 10]
 
 
 def test_a_message_that_is_refused_again_is_a_letter_of_its_own(place: Place) -> None:
     stream = place.make(1)
     bury(stream, DeadLetter(0, 5, "not_json", "", b"a"))
-    replay_dead_letters(stream, lambda: letters(place))
+    replay_dead_letters(stream, buried(place), lambda: letters(place))
     bury(stream, DeadLetter(0, 0, "not_json", "", b"a"))
-    assert replay_dead_letters(stream, lambda: letters(place)) == Replayed(1, 1, [])
+    assert replay_dead_letters(stream, buried(place), lambda: letters(place)) == Replayed(1, 1, [])

@@ -177,6 +177,7 @@ class ServedModel:
             probes=self.watchdog.probes,
             refused=registry.refused,
             stale_seconds=self.updater.stale_seconds if self.updater else 0,
+            has_lost=bool(self.updater and self.updater.has_lost),
             arms=self.router.traffic.weights() if self.router.traffic else {},
             mirror=self.mirror.state(),
             stopped=self.guard.stopped if self.guard else 0,

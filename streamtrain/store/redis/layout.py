@@ -152,7 +152,7 @@ class Keys:
         self.versions, self.labels, self.holds = f"{prefix}versions", f"{prefix}labels", f"{prefix}holds"
         self.history, self.lease = f"{prefix}history", f"{prefix}lease"
         self.probes, self.blocks = f"{prefix}probes", f"{prefix}blocks"
-        self.traffic, self.join = f"{prefix}traffic", f"{prefix}join"
+        self.traffic, self.decided, self.join = f"{prefix}traffic", f"{prefix}decided", f"{prefix}join"
         self._prefix = prefix
 
     def all(self) -> list[str]:

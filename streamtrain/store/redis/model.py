@@ -1,6 +1,7 @@
 """A model in Redis: its keys, its head, its lease, and dictionaries being built."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,12 +17,14 @@ from streamtrain.store.redis.layout import Keys, Layout
 from streamtrain.store.redis.log import PublicationLog, WriteToken, parse_entry_id
 from streamtrain.store.redis.scripts import (
     BEGIN,
+    DECIDED,
     END_LEASE,
     GARBAGE,
     HOLD_LEASE,
     LEASE,
     LOST,
     RENEW,
+    RESTORE,
     STATE,
     VOUCH,
     script_keys,
@@ -51,6 +54,20 @@ class LeaseHeld(NamedTuple):
     live: bool
 
 
+class Decided(NamedTuple):
+    """What was decided to be served.
+
+    Attributes:
+        at: when it was decided, in ms of the server's clock; 0: nothing was.
+        labels: version by label.
+        traffic: JSON; b"": none.
+    """
+
+    at: int
+    labels: Mapping[str, int]
+    traffic: bytes
+
+
 @dataclass(frozen=True)
 class Head:
     """The publication that is the head.
@@ -77,6 +94,7 @@ class RedisModel:
 
     Attributes:
         log: log of its publications.
+        has_lost_decisions: whether Redis had lost what was decided when that was read last.
 
     Raises:
         ConfigError: the name is invalid.
@@ -87,6 +105,9 @@ class RedisModel:
         self.log = PublicationLog(server, self.keys)
         self.name = f"model {model} at {server.name}"
         self._version = 0  # the last that was made here
+        self._lock = threading.Lock()
+        self._decided: Decided | None = None
+        self.has_lost_decisions = False
 
     def run(self, script: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Any:
         every = [*script_keys(self.keys), *keys]
@@ -192,6 +213,43 @@ class RedisModel:
         """The name of a key that has lost what the head needs; "": none has."""
         found = self.run(LOST)
         return "" if not found else f"streamtrain:model:{{{self.keys.model}}}:{found.decode()}"
+
+    def decided(self) -> Decided:
+        """What is decided: as it was read last where Redis has lost it since, or some of it.
+
+        Nothing that is served changes by a loss: only what was decided later replaces what is known here.
+
+        Raises:
+            PublicationCorrupt: it is damaged.
+        """
+        at, traffic, fields = self.run(DECIDED)
+        try:
+            labels = {label.decode(): int(version) for label, version in parse_fields(fields).items()}
+            found = Decided(int(at), labels, bytes(traffic))
+        except ValueError as exc:
+            raise PublicationCorrupt(f"the labels of {self.name} are damaged: {exc}") from exc
+        with self._lock:
+            known, had_lost = self._decided, self.has_lost_decisions
+            lost = known is not None and known.at > 0 and found.at <= known.at and found != known
+            self.has_lost_decisions = lost
+            if not lost:
+                self._decided = known = found
+        if lost != had_lost:
+            if lost:
+                logger.warning("%s has lost labels or traffic: what was decided before is served on", self.name)
+            else:
+                logger.info("%s has labels and traffic again", self.name)
+        assert known is not None
+        return known
+
+    def restore_decisions(self, who: str) -> bool:
+        """Puts back what was decided, if Redis has lost it since it was read here; returns whether it had."""
+        known = self.decided()
+        if not self.has_lost_decisions:
+            return False
+        labels = [part for pair in known.labels.items() for part in pair]
+        why = "put back: Redis had lost it"
+        return bool(self.run(RESTORE, known.at, known.traffic, who, why, *labels))
 
     def vouch(self, head: Head, nodes: str) -> None:
         """Records that these Redis nodes have all of the head, unless it has moved."""

@@ -24,12 +24,14 @@ def script_keys(keys: Keys) -> list[str]:
         keys.holds,
         keys.history,
         keys.lease,
+        keys.traffic,
+        keys.decided,
     ]
 
 
 _NAMES = """
-local head, log, steps, applied, writers, numbers, dictionaries, building, versions, labels, holds, history, owner =
-  unpack(KEYS)
+local head, log, steps, applied, writers, numbers, dictionaries, building, versions, labels, holds, history, owner,
+  traffic, decided = unpack(KEYS)
 """
 _HELPERS = f"""{_NAMES}
 local time = redis.call('TIME')
@@ -59,6 +61,9 @@ local function metrics_labelled(label, version)
   local publication = label == '{PROD}' and redis.call('HGET', head, 'publication')
   return publication and cjson.encode(cjson.decode(publication).metrics) or '{{}}'
 end
+local function decide()
+  redis.call('SET', decided, string.format('%.0f', math.max(now, 1 + (redis.call('GET', decided) or 0))))
+end
 local function note(what, who, why, version, label, was, metrics, ...)
   redis.call('XADD', history, 'MAXLEN', '~', 10000, '*', 'what', what, 'who', who, 'why', why, 'version', version,
     'label', label, 'was', was, 'metrics', metrics, ...)
@@ -80,9 +85,9 @@ local of = redis.call('HMGET', head, 'id', 'before', 'dictionary', 'layout')
 if redis.call('EXISTS', head) == 0 then return '' end
 if not (of[1] and of[2] and of[3] and of[4]) then return 'head' end
 if not is_whole(of[3]) then return 'dictionaries' end
-local kept = redis.call('ZREVRANGE', steps, 0, 1)
+local kept = redis.call('ZRANGE', steps, -2, -1)
 local function is_at(step, id) return step and string.match(step, '(.*):') == id end
-if not is_at(kept[1], of[1]) or of[2] ~= '0-0' and not is_at(kept[2], of[2]) then return 'steps' end
+if not is_at(kept[#kept], of[1]) or of[2] ~= '0-0' and not is_at(kept[1], of[2]) then return 'steps' end
 if #redis.call('XRANGE', log, of[1], of[1]) == 0 then return 'log' end
 if redis.call('HLEN', applied) < cjson.decode(of[4]).shards then return 'applied' end
 if redis.call('HEXISTS', numbers, 'bytes') == 0 then return 'numbers' end
@@ -201,11 +206,13 @@ if is_full then
   before_it = last and last[1]
   if last then
     local is_read, of = pcall(cjson.decode, last[2][2])
-    local its = string.format('%.0f', is_read and of.number or ARGV[1] - 1)
+    local its = string.format('%.0f', is_read and type(of) == 'table' and tonumber(of.number) or ARGV[1] - 1)
     redis.call('ZADD', steps, its, before_it .. ':' .. string.format('%.0f', total - ARGV[7]))
     local is_laid, layout = pcall(cjson.decode, last[2][4])
-    local old = is_laid and string.format('%.0f', layout.dictionary)
-    if old and not was[3] and old ~= ARGV[2] then redis.call('HSETNX', dictionaries, old, last[2][4]) end
+    local old = is_laid and type(layout) == 'table' and string.format('%.0f', tonumber(layout.dictionary) or 0)
+    if old and not was[3] and redis.call('HEXISTS', dictionaries, old) == 0 then
+      redis.call('HSET', dictionaries, old, last[2][4])  -- so that it is deleted
+    end
   end
 end
 local id = redis.call('XADD', log, '*', 'c', ARGV[3], 'l', ARGV[4], 'a', ARGV[5], 'f', ARGV[6])
@@ -231,7 +238,7 @@ return {{'committed', ARGV[1]}}
 # KEYS: further weights and sums of the dictionary. ARGV: dictionary, version, manifest, who, why. Answers whether the
 # version is there now.
 ADD_VERSION = f"""{_WRITE}
-if not is_whole(ARGV[1]) or redis.call('EXISTS', KEYS[14], KEYS[15]) < 2 then return 0 end
+if not is_whole(ARGV[1]) or redis.call('EXISTS', KEYS[16], KEYS[17]) < 2 then return 0 end
 redis.call('HSET', versions, ARGV[2], ARGV[1] .. ' ' .. ARGV[3])
 redis.call('ZREM', building, ARGV[1])
 note('version', ARGV[4], ARGV[5], ARGV[2], '', '', metrics_of(ARGV[2]))
@@ -246,10 +253,11 @@ local was = redis.call('HGET', labels, label) or ''
 if ARGV[5] and ARGV[5] ~= was then return 2 end
 if version ~= '' and redis.call('HEXISTS', versions, version) == 0 then return 0 end
 if was ~= version then
-  redis.call('LPUSH', KEYS[14], was)
-  redis.call('LTRIM', KEYS[14], 0, 99)
+  redis.call('LPUSH', KEYS[16], was)
+  redis.call('LTRIM', KEYS[16], 0, 99)
 end
 if version == '' then redis.call('HDEL', labels, label) else redis.call('HSET', labels, label, version) end
+decide()
 note('label', ARGV[3], ARGV[4], version, label, was, metrics_labelled(label, version))
 return 1
 """
@@ -265,20 +273,41 @@ local function is_there(version)
   if version == '' then return redis.call('EXISTS', head) == 1 end
   return redis.call('HEXISTS', versions, version) == 1
 end
-local version = redis.call('LPOP', KEYS[14])
-while version and (version == was or not is_there(version)) do version = redis.call('LPOP', KEYS[14]) end
+local version = redis.call('LPOP', KEYS[16])
+while version and (version == was or not is_there(version)) do version = redis.call('LPOP', KEYS[16]) end
 if not version then return false end
 if version == '' then redis.call('HDEL', labels, label) else redis.call('HSET', labels, label, version) end
+decide()
 note('rollback', ARGV[2], ARGV[3], version, label, was, metrics_labelled(label, version))
 return version
 """
 
-# KEYS: further the traffic. ARGV: what it must be now, as it was read, what it becomes, who, why, and both as the
-# history shows them. Answers whether it was that.
+# ARGV: the traffic that must be now, as it was read, what it becomes, who, why, and both as the history shows them.
+# Answers whether it was that.
 TRAFFIC = f"""{_SMALL}
-if (redis.call('GET', KEYS[14]) or '') ~= ARGV[1] then return 0 end
-if ARGV[2] == '' then redis.call('DEL', KEYS[14]) else redis.call('SET', KEYS[14], ARGV[2]) end
+if (redis.call('GET', traffic) or '') ~= ARGV[1] then return 0 end
+if ARGV[2] == '' then redis.call('DEL', traffic) else redis.call('SET', traffic, ARGV[2]) end
+decide()
 note('traffic', ARGV[3], ARGV[4], '', '', '', '{{}}', 'traffic', ARGV[6], 'traffic_was', ARGV[5])
+return 1
+"""
+
+# Answers when labels or traffic were decided last, in ms, or "0", the traffic, or "", and the labels, flat.
+DECIDED = f"""{_READ}
+return {{redis.call('GET', decided) or '0', redis.call('GET', traffic) or '', redis.call('HGETALL', labels)}}
+"""
+
+# ARGV: when was decided, as it was read before it was lost, the traffic, or "", who, why, and labels with their
+# versions. Answers whether it is decided so again: not if something has been decided since.
+RESTORE = f"""{_SMALL}
+if tonumber(redis.call('GET', decided) or 0) > tonumber(ARGV[1]) then return 0 end
+redis.call('SET', decided, ARGV[1])
+redis.call('DEL', labels)
+for i = 5, #ARGV, 2 do
+  redis.call('HSET', labels, ARGV[i], ARGV[i + 1])
+  note('label', ARGV[3], ARGV[4], ARGV[i + 1], ARGV[i], '', '{{}}')
+end
+if ARGV[2] == '' then redis.call('DEL', traffic) else redis.call('SET', traffic, ARGV[2]) end
 return 1
 """
 

@@ -110,6 +110,10 @@ class RedisOrigin:
     def labels(self) -> dict[str, int]:
         return self._versions.labels()
 
+    @property
+    def has_lost_decisions(self) -> bool:
+        return self._model.has_lost_decisions
+
     def probes(self) -> list[bytes]:
         return self._model.probes()
 

@@ -20,12 +20,12 @@ class RedisTraffic:
         self._model, self._own = model, model.keys.model
 
     def read(self) -> Traffic | None:
-        """The traffic in force; None: all requests go to what is served.
+        """The traffic in force; None: all requests go to what is served. Where Redis has lost it, as it was read last.
 
         Raises:
             PublicationCorrupt: it is damaged.
         """
-        return self._parsed(self._read())
+        return self._parsed(self._model.decided().traffic)
 
     def change(
         self, weights: Mapping[str, float], who: str, why: str = "", *, mirror: str | None = None, force: bool = False
@@ -154,8 +154,7 @@ class RedisTraffic:
             raise PublicationCorrupt(f"the traffic of {self._model.name} is damaged: {exc}") from exc
 
     def _set(self, text: bytes, before: Traffic, after: Traffic, who: str, why: str) -> None:
-        key = self._model.keys.traffic
-        if not self._model.run(TRAFFIC, text, after.to_json(), who, why, str(before), str(after), keys=(key,)):
+        if not self._model.run(TRAFFIC, text, after.to_json(), who, why, str(before), str(after)):
             raise Superseded(f"the traffic of {self._model.name} was changed meanwhile: try again")
 
 

@@ -277,16 +277,12 @@ class RedisVersions:
     # --- labels ---
 
     def labels(self) -> dict[str, int]:
-        """Version by label.
+        """Version by label; where Redis has lost them, as they were read last.
 
         Raises:
             PublicationCorrupt: they are damaged.
         """
-        found = parse_fields(self._model.server.call("HGETALL", self._model.keys.labels))
-        try:
-            return {label.decode(): int(version) for label, version in found.items()}
-        except ValueError as exc:
-            raise PublicationCorrupt(f"the labels of {self._model.name} are damaged: {exc}") from exc
+        return dict(self._model.decided().labels)
 
     def set_label(
         self, label: str, version: int | None, who: str, why: str = "", *, expected: int | None = ANY

@@ -110,6 +110,7 @@ class ConnectionMonitor:
     Args:
         availability: whether Kafka can be reached.
         refused: called with permanent errors, from within the client's poll.
+        ignored: codes of errors that do not matter to the client.
 
     Attributes:
         reason: reason for the last failed connection.
@@ -117,10 +118,15 @@ class ConnectionMonitor:
             idle ones do, is not a failure.
     """
 
-    def __init__(self, availability: Availability, refused: Callable[[SourceRefused], None]) -> None:
+    def __init__(
+        self,
+        availability: Availability,
+        refused: Callable[[SourceRefused], None],
+        ignored: frozenset[int] = frozenset(),
+    ) -> None:
         self.reason = "no reason known"
         self._availability = availability
-        self._refused = refused
+        self._refused, self._ignored = refused, ignored
         self._suspect_since: float | None = None
         self.last_failure = -math.inf
 
@@ -138,6 +144,8 @@ class ConnectionMonitor:
 
     def on_error(self, error: KafkaError) -> None:
         """Handles an error of the client."""
+        if error.code() in self._ignored:
+            return
         if refused := refusal(error, self._availability.name):
             self._refused(refused)
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -265,9 +273,11 @@ class KafkaService:
         """Whether no broker is reachable."""
         return self._availability.is_unreachable
 
-    def monitor(self, refused: Callable[[SourceRefused], None]) -> ConnectionMonitor:
-        """The monitor of a client that is about to be created."""
-        return ConnectionMonitor(self._availability, refused)
+    def monitor(
+        self, refused: Callable[[SourceRefused], None], ignored: frozenset[int] = frozenset()
+    ) -> ConnectionMonitor:
+        """The monitor of a client that is about to be created; arguments as of `ConnectionMonitor`."""
+        return ConnectionMonitor(self._availability, refused, ignored)
 
     def create_client(
         self,

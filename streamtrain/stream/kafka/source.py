@@ -33,6 +33,8 @@ _PARTITION = cast(Callable[[Message], int], Message.partition)
 _OFFSET = cast(Callable[[Message], int], Message.offset)
 _VALUE = cast(Callable[[Message], bytes], Message.value)  # but tombstones, which have None
 _TIME = itemgetter(1)  # of the kind of a timestamp and its milliseconds, which are -1 where there is none
+# librdkafka wants a group, and asks for its coordinator, also where nothing is committed and no member joins.
+_WITHOUT_A_GROUP = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
 _GONE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 
 logger = logging.getLogger("streamtrain.stream.kafka.stream")
@@ -384,16 +386,19 @@ def _is_end(message: Message) -> bool:
     return error is not None and error.code() == KafkaError._PARTITION_EOF
 
 
-def read_records(service: KafkaService, topic: str, wanted: Mapping[int, Bounds]) -> Iterator[Record]:
+def read_records(
+    service: KafkaService, topic: str, wanted: Mapping[int, Bounds], *, committed: bool = True
+) -> Iterator[Record]:
     """Messages of some partitions without a group; see Stream.records."""
     refused: list[SourceRefused] = []
-    monitor = service.monitor(refused.append)
+    monitor = service.monitor(refused.append, _WITHOUT_A_GROUP)
     settings = {
-        "group.id": "streamtrain.records",  # librdkafka wants one; nothing is committed, and no member joins
+        "group.id": "streamtrain.records",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "earliest",
         "enable.partition.eof": True,
+        "isolation.level": "read_committed" if committed else "read_uncommitted",
     }
     consumer: Consumer = service.create_client(Consumer, monitor, settings, DEFAULTS)
     try:
@@ -417,6 +422,8 @@ def _records(service: KafkaService, consumer: Consumer, high: int, refused: list
         if problem := message.error():
             if problem.code() == KafkaError._PARTITION_EOF:
                 return
+            if problem.code() in _WITHOUT_A_GROUP:
+                continue
             raise service.translate(problem)
         found = _record(message)
         if found.offset < high:

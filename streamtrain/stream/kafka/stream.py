@@ -246,5 +246,5 @@ class KafkaStream:
         limit = None if isinstance(found[asked], KafkaError) else found[asked].get("max.message.bytes")
         return _MAX_BYTES if limit is None else int(limit.value)
 
-    def records(self, wanted: Mapping[int, Bounds]) -> Iterator[Record]:
-        return read_records(self._service, self.topic, wanted)
+    def records(self, wanted: Mapping[int, Bounds], *, committed: bool = True) -> Iterator[Record]:
+        return read_records(self._service, self.topic, wanted, committed=committed)

@@ -84,7 +84,7 @@ class RedisStream:
         with closing(self._server.connect()) as connection:
             connection.call("SET", self._keys.partitions, partitions, "NX")
 
-    def records(self, wanted: Mapping[int, Bounds]) -> Iterator[Record]:
+    def records(self, wanted: Mapping[int, Bounds], *, committed: bool = True) -> Iterator[Record]:
         with closing(self._server.connect()) as connection:
             self._partitions(connection)
             for partition, (low, high) in wanted.items():
