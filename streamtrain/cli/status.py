@@ -138,7 +138,9 @@ def _tables(status: dict[str, Any]) -> Iterator[RenderableType]:
         "workers", ("worker", "partitions", "lag", "samples/s", "samples/batch", "last seen, s"), right=_RIGHT
     )
     for worker in status["workers"]:
-        partitions = "-" if worker["partitions"] is None else ", ".join(map(str, worker["partitions"]))
+        partitions = Text("-" if worker["partitions"] is None else ", ".join(map(str, worker["partitions"])))
+        if worker.get("stalled"):
+            partitions.append(f"; {', '.join(map(str, worker['stalled']))} stands still", "red")
         seen = _seconds(worker["seen"])
         counts = (format_count(worker[name]) for name in ("lag", "samples_per_s", "samples_per_batch"))
         workers.add_row(worker["name"], partitions, *counts, seen)

@@ -243,7 +243,7 @@ class StatusReader:
             raise ShardUnavailable(f"no shard answers, of {', '.join(self._addresses)}")
         ready = [status for status in statuses if status.ready]
         epoch = min((status.epoch for status in ready), default=-1)
-        unknown = dict.fromkeys(("partitions", "lag", "samples_per_s", "samples_per_batch", "seen"))
+        unknown = dict.fromkeys(("partitions", "stalled", "lag", "samples_per_s", "samples_per_batch", "seen"))
         return {
             "time": time.time(),
             "run": ready[0].run if ready else None,

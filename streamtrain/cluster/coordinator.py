@@ -469,14 +469,18 @@ def _worker_to_json(member: Member) -> dict[str, Any]:
     partitions, rate, size = (about.get(name) for name in ("partitions", "samples_per_s", "samples_per_batch"))
     return {
         "name": member.name,
-        "partitions": [number for number in partitions if isinstance(number, int)]
-        if isinstance(partitions, list)
-        else [],
+        "partitions": _numbers(partitions),
         "lag": sum(_counts(about.get("lag")).values()),
+        "stalled": _numbers(about.get("stalled")),
         "samples_per_s": rate if isinstance(rate, int | float) else None,
         "samples_per_batch": size if isinstance(size, int | float) else None,
         "seen": member.seen,
     }
+
+
+def _numbers(value: object) -> list[int]:
+    """Numbers of partitions, from what a process reports of itself."""
+    return [number for number in value if isinstance(number, int)] if isinstance(value, list) else []
 
 
 def _counts(value: object) -> Mapping[str, int]:

@@ -34,6 +34,7 @@ from streamtrain.stream.kafka.writer import DEFAULTS as WRITE_DEFAULTS
 from streamtrain.stream.kafka.writer import allowed_bytes, max_value_bytes
 from streamtrain.stream.opening import open_stream, topic_settings
 from streamtrain.stream.source import Fetched
+from streamtrain.stream.standstill import StandstillWatch
 
 LATE, ORPHANED = ".late", ".orphaned"
 """Suffixes of the topics of outcomes that count for no label."""
@@ -182,6 +183,7 @@ class Joiner:
     Attributes:
         totals: what is done so far.
         partitions: those of this member, by number.
+        standstill: finds partitions that stand still.
 
     Raises:
         ConfigError: as `open_topics`.
@@ -207,6 +209,10 @@ class Joiner:
         self._partition_count = 0  # partitions of each topic
         self._limits: dict[str, int] = {}  # bytes of the largest message, by topic that is written
         self._samples: dict[int, int] = {}  # next offsets
+        self._read_to: dict[Place, int] = {}  # next offsets to be read
+        self.standstill = StandstillWatch[Place](
+            self._ends, lambda place: f"partition {place[1]} of {self.topics.samples.of(place[0]).name}"
+        )
         self._pauses: Pauses
         self._consumer: Consumer
         self._producer: Producer
@@ -221,7 +227,8 @@ class Joiner:
         Raises:
             ConfigError, SourceRefused: it cannot continue.
         """
-        retry(lambda: self._join_group(stopped), SourceUnavailable, stopped, backoff=Backoff(0.1, 5.0))
+        with self.standstill:
+            retry(lambda: self._join_group(stopped), SourceUnavailable, stopped, backoff=Backoff(0.1, 5.0))
 
     def _join_group(self, stopped: threading.Event) -> None:
         """Is a member of the group until it is stopped or something fails."""
@@ -341,7 +348,9 @@ class Joiner:
         self._read_ends()
         for partition in self.partitions.values():
             partition.advance_idle(self._settings.join.idle)
-        self._balance()
+        ahead = self._balance()
+        if self.standstill.polled(self._read_to, ahead):
+            raise SourceUnavailable("a partition stands still: the join goes on from what is committed")
         if time.monotonic() >= self._next_commit:
             self._commit()
             self._next_commit = time.monotonic() + self._settings.join.commit_every
@@ -357,8 +366,10 @@ class Joiner:
             log = self._logs.index(topic)
             if code is None:
                 partition.add(log, _fetched(number, run))
+                self._read_to[topic, number] = (run[-1].offset() or 0) + 1
             elif code == _END:
-                partition.end(log, run[-1].offset() or 0)
+                self._read_to[topic, number] = run[-1].offset() or 0
+                partition.end(log, self._read_to[topic, number])
             else:
                 self._raise(run[0])
 
@@ -379,8 +390,17 @@ class Joiner:
             )
         raise KafkaException(error)
 
-    def _balance(self) -> None:
-        """Pauses the log of a partition that is read ahead of the other one, as what is read ahead has to be kept."""
+    def _ends(self) -> dict[Place, int]:
+        """Where what can be read of both logs ends."""
+        logs = (self.topics.impressions, self.topics.outcomes)
+        return {(log.topic, number): end for log in logs for number, end in log.ends().items()}
+
+    def _balance(self) -> list[Place]:
+        """Pauses the log of a partition that is read ahead of the other one, as what is read ahead has to be kept.
+
+        Returns:
+            What is paused.
+        """
         ahead: list[Place] = []
         for number, partition in self.partitions.items():
             marks = partition.join.watermarks
@@ -389,6 +409,7 @@ class Joiner:
                 if is_ahead and not partition.is_rebuilding:
                     ahead.append((self._logs[log], number))
         self._pauses.set(ahead)
+        return ahead
 
     def _on_assign(self, consumer: Consumer, given: Sequence[TopicPartition]) -> None:
         try:
@@ -429,7 +450,8 @@ class Joiner:
             first, last = (committed[topic, number] for topic in self._logs)
             buffer = Buffer(self._memory, self._settings.join.folder)
             self.partitions[number] = JoinedPartition(number, self._rules, reader, (first, last), buffer=buffer)
-        consumer.assign([TopicPartition(topic, number, of.progress.start) for (topic, number), of in committed.items()])
+        self._read_to = {place: of.progress.start for place, of in committed.items()}
+        consumer.assign([TopicPartition(*place, offset) for place, offset in self._read_to.items()])
         if numbers:
             logger.info("partitions %s are joined here", ", ".join(map(str, numbers)))
 
@@ -449,6 +471,8 @@ class Joiner:
         for number in numbers:
             if partition := self.partitions.pop(number, None):
                 partition.close()
+            for topic in self._logs:
+                self._read_to.pop((topic, number), None)
 
     def _commit(self) -> None:
         """Writes what has come of the messages, together with the offsets, in a transaction."""

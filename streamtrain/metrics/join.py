@@ -26,6 +26,7 @@ class JoinState:
         lag: messages that are not read yet, by topic and partition.
         watermarks: event times in seconds since the epoch, by log and partition.
         commits, restarts: numbers of transactions, and of times that the joiner went back to what was committed.
+        stalled, stalls: partitions of a topic that stand still, and times that one was found to.
     """
 
     impressions: Mapping[str, int]
@@ -38,6 +39,8 @@ class JoinState:
     watermarks: Mapping[tuple[str, int], float]
     commits: int
     restarts: int
+    stalled: int
+    stalls: int
 
 
 class Delays:
@@ -131,5 +134,16 @@ class JoinMetrics:
             "streamtrain_join_restarts_total",
             "Times that the joiner went back to what was committed, as a transaction or its brokers failed.",
             state.restarts,
+        )
+        yield gauge(
+            "streamtrain_join_stalled_partitions",
+            "Partitions of both topics of which messages wait, and none was taken for a minute, though nothing is "
+            "known to hold them.",
+            state.stalled,
+        )
+        yield counter(
+            "streamtrain_join_stalls_total",
+            "Times that a partition was found to stand still, and was read anew.",
+            state.stalls,
         )
         yield self._delays.family()

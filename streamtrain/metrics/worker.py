@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric
 
 from streamtrain.metrics.registry import counter, gauge, process_registry
+from streamtrain.stream.standstill import StandstillWatch
 
 STAGES = ("poll", "decode", "plan", "pull", "step", "push", "settle")
 # Upper bounds of times. Stages take from 100 µs, for a batch of tens, to seconds, when a shard is restored.
@@ -235,9 +236,15 @@ class WorkerMetrics:
         """Sets the number of sessions with shards that were reopened since the worker started."""
         self._latest.reconnects = total
 
-    def watch(self, stream_away: Callable[[], bool], shards_away: Callable[[], int]) -> None:
-        """Sets what a scrape calls, in its thread: whether the stream is away, and how many shards are."""
+    def watch(
+        self,
+        stream_away: Callable[[], bool],
+        shards_away: Callable[[], int],
+        standstill: StandstillWatch[int] | None = None,
+    ) -> None:
+        """Sets what a scrape asks, in its thread: whether the stream is away, how many shards are, and what stalls."""
         self._latest.stream_away, self._latest.shards_away = stream_away, shards_away
+        self._latest.standstill = standstill
 
     def report_failed(self) -> None:
         """A report of predictions could not be delivered."""
@@ -256,6 +263,7 @@ class WorkerMetrics:
         return {
             "partitions": sorted(self._latest.position),
             "lag": lag,
+            "stalled": self._latest.stalled,
             "samples": total,
             "samples_per_s": rate,
             "samples_per_batch": size,
@@ -292,12 +300,28 @@ class _Latest:
         self.reconnects = 0
         self.stream_away: Callable[[], bool] = lambda: False
         self.shards_away: Callable[[], int] = lambda: 0
+        self.standstill: StandstillWatch[int] | None = None
         self.quality: Mapping[str, Mapping[str, float]] = {}
         self._now = now
+
+    @property
+    def stalled(self) -> list[int]:
+        """Partitions that stand still."""
+        return sorted(self.standstill.stalled) if self.standstill else []
 
     def collect(self) -> Iterator[Metric]:
         """All families, those without samples as well."""
         watermark, quality = self.watermark or None, self.quality
+        yield gauge(
+            "streamtrain_worker_stalled_partitions",
+            "Partitions of which messages wait, and none was taken for a minute, though nothing is known to hold them.",
+            len(self.stalled),
+        )
+        yield counter(
+            "streamtrain_worker_stalls_total",
+            "Times that a partition was found to stand still, and was read anew.",
+            self.standstill.total if self.standstill else 0,
+        )
         yield gauge(
             "streamtrain_worker_lag_messages",
             "Messages between the worker's position and the end, of the partitions that it has.",

@@ -102,4 +102,6 @@ def read_state(joiner: Joiner) -> JoinState:
         watermarks=marks,
         commits=totals.commits,
         restarts=totals.restarts,
+        stalled=len(joiner.standstill.stalled),
+        stalls=joiner.standstill.total,
     )

@@ -38,6 +38,7 @@ from streamtrain.stream.buffer import PartitionBuffer
 from streamtrain.stream.dead_letters import DeadLetters
 from streamtrain.stream.formats.factory import Format, make_format
 from streamtrain.stream.opening import TopicWatch, open_stream, resolve_start_offsets, topic_recreated, wait_for_topic
+from streamtrain.stream.standstill import StandstillWatch
 from streamtrain.train.blocks import BlockTracker, Slices
 from streamtrain.train.intake import StreamIntake
 from streamtrain.train.loop import Loop, LoopConfig
@@ -204,11 +205,13 @@ class WorkerProcess:
         copies.check()
         ps = self._settings.ps
         client = shards.client(self._name, run, dtype=ps.wire_dtype, lanes=ps.lanes, retry=policy, stopped=stopped)
-        self.metrics.watch(lambda: self._stream.unreachable, lambda: client.away)
+        name = self._stream.name
+        standstill = StandstillWatch(self._stream.ends, lambda partition: f"partition {partition} of {name}")
+        self.metrics.watch(lambda: self._stream.unreachable, lambda: client.away, standstill)
         writer, tracker = self._open_blocks(topic)
         self._loop = loop = Loop(
             *(self._model, self._step, client, lambda: patiently(shards.progress, policy, stopped)),
-            intake=self._intake(run.id, copies.incarnation, stopped),
+            intake=self._intake(run.id, copies.incarnation, standstill, stopped),
             shards=len(self._addresses),
             config=self._loop_config(),
             validation=self.validation,
@@ -222,7 +225,7 @@ class WorkerProcess:
         if writer is not None:
             writer.start()
         try:
-            with TopicWatch(self._stream, topic, stopped.set) as watch, copies:
+            with TopicWatch(self._stream, topic, stopped.set) as watch, copies, standstill:
                 try:
                     loop.run(stopped)
                 except OffsetGone:
@@ -258,7 +261,13 @@ class WorkerProcess:
         beginning = RunTemplate(self._spec, step.initial_dense, step.initial_statistics, start)
         return Shards(places, beginning, metadata(self._security))
 
-    def _intake(self, job: str, incarnation: Incarnation | None, stopped: threading.Event) -> StreamIntake:
+    def _intake(
+        self,
+        job: str,
+        incarnation: Incarnation | None,
+        standstill: StandstillWatch[int],
+        stopped: threading.Event,
+    ) -> StreamIntake:
         settings = self._settings.stream
         return StreamIntake(
             self._stream,
@@ -266,7 +275,7 @@ class WorkerProcess:
             job,
             self._format,
             incarnation=incarnation,
-            buffer=PartitionBuffer(settings.buffer_bytes, skip_gone=settings.gone == "skip"),
+            buffer=PartitionBuffer(settings.buffer_bytes, skip_gone=settings.gone == "skip", watch=standstill),
             dead_letters=DeadLetters(self._stream, stopped) if settings.dead_letters else None,
             policy=settings,
             sampling=self._model.sampling,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from streamtrain.errors import OffsetGone
 from streamtrain.incarnation import Incarnation
 from streamtrain.stream.source import Fetched, Listener, Source, Stream
+from streamtrain.stream.standstill import StandstillWatch
 
 logger = logging.getLogger(__name__)
 
@@ -54,15 +55,19 @@ class PartitionBuffer:
     Args:
         max_bytes: maximum size of buffered messages; beyond it fetching pauses, and only the last poll may exceed it.
         skip_gone: whether messages that were deleted before they were learned are skipped.
+        watch: finds partitions that stand still, which are then read by a new member; None: nothing does.
 
     Attributes:
         nbytes: size of buffered messages.
         skipped: offsets skipped because their messages were deleted.
     """
 
-    def __init__(self, max_bytes: int = 64 << 20, *, skip_gone: bool = False) -> None:
+    def __init__(
+        self, max_bytes: int = 64 << 20, *, skip_gone: bool = False, watch: StandstillWatch[int] | None = None
+    ) -> None:
         self._max_bytes = max_bytes
         self._skip_gone = skip_gone
+        self._watch = watch
         self._partitions: dict[int, _Partition] = {}
         self._source: Source | None = None
         self._listener: Listener | None = None
@@ -88,9 +93,12 @@ class PartitionBuffer:
         try:
             for fetched in self.source.poll(max_messages, seconds, min_messages):
                 self._append(fetched)
-            for number, position in self.source.positions().items():  # past offsets without messages, such as markers
+            positions = self.source.positions()
+            for number, position in positions.items():  # past offsets without messages, such as markers
                 partition = self._partitions[number]
                 partition.end = max(partition.end, position)
+            if self._watch and self._watch.polled(positions, positions if self.source.is_paused else ()):
+                self.source.rejoin()
         except OffsetGone as gone:
             self._skip_deleted(gone)
 

@@ -119,6 +119,9 @@ class Source(Protocol):
     def lag(self) -> dict[int, int]:
         """Messages between position and end, for each of the member's partitions, as of the last fetch."""
 
+    def rejoin(self) -> None:
+        """Leaves the group and joins it as a new member, by a new client; all partitions are lost meanwhile."""
+
     def finished(self) -> bool:
         """Whether all messages were polled, and none will come: only of sources that end."""
 
@@ -183,6 +186,12 @@ class Stream(Protocol):
             TopicMissing: the topic does not exist.
             SourceRefused: the service refuses the credentials.
             SourceUnavailable: the service does not answer.
+        """
+
+    def ends(self) -> dict[int, int]:
+        """The offset after the last message that can be read, of every partition: of transactions, committed ones.
+
+        Errors as `bounds`.
         """
 
     def identity(self) -> str:

@@ -133,6 +133,9 @@ class MemoryStream:
     def bounds(self) -> dict[int, Bounds]:
         return {partition: one.bounds for partition, one in enumerate(self.partitions())}
 
+    def ends(self) -> dict[int, int]:
+        return {partition: of.high for partition, of in self.bounds().items()}
+
     def identity(self) -> str:
         with self._service.changed:
             self.partitions()
@@ -297,6 +300,11 @@ class MemorySource:
     def lag(self) -> dict[int, int]:
         partitions = self._stream.partitions()
         return {partition: partitions[partition].bounds.high - at for partition, at in self._positions.items()}
+
+    def rejoin(self) -> None:
+        if mine := sorted(self._positions):
+            self._listener.lost(mine)
+            self._drop(mine)
 
     def finished(self) -> bool:
         return self._stream.topic in self._service.ended and not any(self.lag().values())

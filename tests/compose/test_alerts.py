@@ -232,6 +232,11 @@ CASES = {
         {f"coordinator_lag_messages{{{LEAD}}}": "50x9"},
         {f"coordinator_lag_messages{{{LEAD}}}": "50x9", f"up{{{LEAD}}}": FROM_10},
     ),
+    "StandsStill": Case(
+        10,
+        {f"worker_stalls_total{{{W0}}}": ONCE},
+        {f"worker_stalls_total{{{W0}}}": "2x150", f"worker_lag_messages{{{W0}}}": "5x150"},
+    ),
     "Held": Case(
         20,
         {f"shard_publication_held{{{LEAD}}}": ONCE},

@@ -2,14 +2,19 @@
 
 import json
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from streamtrain.embedded.kafka import Broker
+from streamtrain.join.joiner import Joiner
+from streamtrain.settings.load import load_settings
 from streamtrain.stream.kafka.stream import KafkaStream
-from tests.join.topics import BEGIN, Topics, joiner
+from streamtrain.stream.standstill import StandstillWatch
+from tests.join.topics import BEGIN, Topics
+from tests.join.topics import joiner as joining
 from tests.patience import PATIENCE, until
 
 SHORT = 'wait = "2s"\ngrace = "1s"\nidle = "500ms"\n[join.labels.click]\nkinds = ["click"]\n'
@@ -65,7 +70,7 @@ def test_messages_of_any_size_are_joined_or_dead_letters(limit: str, topics: Top
     if limit == "unreadable":  # as if it could not be read: the default of clients is assumed
         text = settings.read_text().replace("[stream.kafka]\n", '[stream.kafka]\n"message.max.bytes" = 1000000\n')
         settings.write_text(text)
-    with joiner(settings):
+    with joining(settings):
         until(lambda: len(topics.read(topics.samples.topic)) == (4 if limit == "of the input" else 3))
         until(lambda: len(letters(topics, topics.impressions)) == (1 if limit == "of the input" else 2))
     wanted = {"a": 1, "b": 0, "c": 1} | ({"large": 0} if limit == "of the input" else {})
@@ -80,7 +85,7 @@ def test_messages_of_any_size_are_joined_or_dead_letters(limit: str, topics: Top
 def test_an_open_transaction_is_not_the_end(topics: Topics, tmp_path: Path) -> None:
     """What is in it was written in time, however long it takes; and its log goes on when it ends."""
     topics.write(topics.impressions, [impression("a"), impression("b")], lambda _: 0)
-    with joiner(topics.settings(tmp_path, SHORT)):
+    with joining(topics.settings(tmp_path, SHORT)):
         with topics.transaction(topics.outcomes, [click("a")]):
             topics.write(topics.impressions, [impression("later", at=BEGIN + 30)], lambda _: 0)
             until(lambda: topics.impressions.committed(topics.group).get(0) == 3)
@@ -96,7 +101,7 @@ def test_an_open_transaction_is_not_the_end(topics: Topics, tmp_path: Path) -> N
 
 def test_it_goes_on_with_more_partitions(topics: Topics, tmp_path: Path) -> None:
     """Also of the topics that it writes."""
-    with joiner(topics.settings(tmp_path, SHORT)) as process:
+    with joining(topics.settings(tmp_path, SHORT)) as process:
         topics.write(topics.impressions, [impression("a")], lambda _: 0)
         topics.write(topics.outcomes, [click("a")], lambda _: 0)
         until(lambda: labels(topics) == {"a": 1})
@@ -110,7 +115,7 @@ def test_it_goes_on_with_more_partitions(topics: Topics, tmp_path: Path) -> None
     assert topics.samples.partition_count() == 4
     assert topics.samples.of(f"{topics.outcomes.topic}.orphaned").partition_count() == 4
     topics.grow(topics.outcomes, 5)
-    with joiner(topics.settings(tmp_path, SHORT), stderr=subprocess.PIPE) as process:
+    with joining(topics.settings(tmp_path, SHORT), stderr=subprocess.PIPE) as process:
         _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert f"topic {topics.outcomes.topic} of Kafka".encode() in said
@@ -119,13 +124,32 @@ def test_it_goes_on_with_more_partitions(topics: Topics, tmp_path: Path) -> None
 
 def test_of_two_of_an_instance_the_earlier_one_ends(topics: Topics, tmp_path: Path) -> None:
     settings = topics.settings(tmp_path, SHORT)
-    with joiner(settings, "--instance", "a", stderr=subprocess.PIPE) as first:
+    with joining(settings, "--instance", "a", stderr=subprocess.PIPE) as first:
         topics.write(topics.impressions, [impression("a")], lambda _: 0)
         until(lambda: labels(topics) == {"a": 0})
-        with joiner(settings, "--instance", "a") as second:
+        with joining(settings, "--instance", "a") as second:
             _, said = first.communicate(timeout=PATIENCE)
             assert first.returncode == 1
             assert b"another process has joined group" in said
             topics.write(topics.impressions, [impression("b", at=BEGIN + 1000)], lambda _: 0)
             until(lambda: labels(topics) == {"a": 0, "b": 0})
             assert second.poll() is None
+
+
+def test_a_partition_that_stands_still_is_joined_by_a_new_client(topics: Topics, tmp_path: Path) -> None:
+    """Here because somebody else has paused it."""
+    joiner = Joiner(load_settings(topics.settings(tmp_path, SHORT)))
+    joiner.standstill = StandstillWatch(joiner._ends, str, seconds=1.0)
+    stopped = threading.Event()
+    thread = threading.Thread(target=joiner.run, args=(stopped,))
+    thread.start()
+    try:
+        topics.write(topics.impressions, [impression("a")], lambda _: 0)
+        until(lambda: labels(topics) == {"a": 0})
+        joiner._consumer.pause(joiner._consumer.assignment())
+        topics.write(topics.impressions, [impression("b", at=BEGIN + 1000)], lambda _: 0)
+        until(lambda: labels(topics) == {"a": 0, "b": 0})
+        assert joiner.totals.restarts >= joiner.standstill.total >= 1
+    finally:
+        stopped.set()
+        thread.join()

@@ -179,6 +179,8 @@ JOIN = JoinState(
     lag={("impressions", 0): 7},
     watermarks={("impressions", 0): 1.5},
     commits=1,
+    stalled=1,
+    stalls=1,
     restarts=0,
 )
 

@@ -283,7 +283,7 @@ def test_a_partition_that_was_cut_and_has_grown_again_is_not_skipped_backwards(
 def test_it_holds_and_skips_what_settings_say() -> None:
     defaults = {name: one.default for name, one in inspect.signature(PartitionBuffer).parameters.items()}
     settings = StreamSettings()
-    assert defaults == {"max_bytes": settings.buffer_bytes, "skip_gone": settings.gone == "skip"}
+    assert defaults == {"max_bytes": settings.buffer_bytes, "skip_gone": settings.gone == "skip", "watch": None}
 
 
 def test_it_closes_its_source() -> None:

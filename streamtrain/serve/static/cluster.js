@@ -21,7 +21,7 @@ const shards = new Table("Shards", [
 
 const workers = new Table("Workers", [
   { head: "Worker", cell: (one) => one.name },
-  { head: "Partitions", cell: (one) => ranges(one.partitions ?? []) },
+  { head: "Partitions", cell: partitions, tone: (one) => (one.stalled?.length ? "bad" : "") },
   { head: "Lag", num: true, cell: (one) => count(one.lag) },
   { head: "Samples/s", num: true, cell: (one) => rate(one.samples_per_s) },
   { head: "Samples/batch", num: true, cell: (one) => rate(one.samples_per_batch) },
@@ -35,6 +35,12 @@ const servers = new Table("Servers", [
   { head: "Publication", num: true, cell: (one) => count(one.publication) },
   { head: "Freshness", num: true, cell: (one) => span(one.fresh) },
 ], "No server is known.");
+
+/** Those that a worker has, and those of them that stand still. */
+function partitions(one) {
+  const stalled = one.stalled?.length ? `; ${ranges(one.stalled)} stands still` : "";
+  return `${ranges(one.partitions ?? [])}${stalled}`;
+}
 
 /** What a shard says of itself, and of its backup if it has one. */
 function state(one) {

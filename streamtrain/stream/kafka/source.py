@@ -100,9 +100,7 @@ class KafkaSource:
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
 
-    def _join_again(self) -> None:
-        """Joins as a new member of the same instance: a broker that has just restarted may take one member for two."""
-        logger.warning("rejoining the group: topic %s of %s fenced this instance", self._topic, self._service.name)
+    def rejoin(self) -> None:
         self._notify(sorted(self._positions), self._listener.lost)
         self._pending.clear()
         self._is_group_checked = False
@@ -125,7 +123,9 @@ class KafkaSource:
         while self._errors:
             error = self._errors.popleft()
             if isinstance(error, InstanceFenced) and time.monotonic() - self._monitor.last_failure < _FENCING_SECONDS:
-                self._join_again()
+                # A broker that has just restarted may take one member of the same instance for two.
+                logger.warning("rejoining: topic %s of %s fenced this instance", self._topic, self._service.name)
+                self.rejoin()
                 continue
             # Somebody may have sought on since, or have taken the partition.
             if not isinstance(error, OffsetGone) or self._positions.get(error.partition) == error.wanted:

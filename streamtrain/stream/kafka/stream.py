@@ -7,7 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicCollection, TopicPartition, Uuid
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    TopicCollection,
+    TopicPartition,
+    Uuid,
+)
 from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
@@ -86,14 +93,15 @@ class KafkaStream:
             raise self._service.translate(answer)
         return answer
 
-    def _offsets(self, spec: Mapping[str, OffsetSpec]) -> dict[str, dict[int, int]]:
+    def _offsets(self, spec: Mapping[str, OffsetSpec], **options: Any) -> dict[str, dict[int, int]]:
         """Offsets of all partitions, by name of what is asked for; -1: there is none."""
         partitions = [TopicPartition(self.topic, one) for one in range(self._partition_count(self.topic))]
 
         def question(admin: AdminClient) -> dict[tuple[str, int], Any]:
             futures: dict[tuple[str, int], Any] = {}
             for name, of in spec.items():
-                asked = admin.list_offsets({one: of for one in partitions}, request_timeout=REQUEST_SECONDS)
+                every = {one: of for one in partitions}
+                asked = admin.list_offsets(every, request_timeout=REQUEST_SECONDS, **options)
                 futures |= {(name, one.partition): future for one, future in asked.items()}
             return futures
 
@@ -109,6 +117,9 @@ class KafkaStream:
     def bounds(self) -> dict[int, Bounds]:
         offsets = self._offsets({"low": OffsetSpec.earliest(), "high": OffsetSpec.latest()})
         return {one: Bounds(low, offsets["high"][one]) for one, low in offsets["low"].items()}
+
+    def ends(self) -> dict[int, int]:
+        return self._offsets({"end": OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED)["end"]
 
     def identity(self) -> str:
         """Empty with Kafka before 2.8."""

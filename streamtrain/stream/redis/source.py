@@ -203,6 +203,13 @@ class RedisSource:
     def lag(self) -> dict[int, int]:
         return {partition: max(0, self._highs.get(partition, at) - at) for partition, at in self._positions.items()}
 
+    def rejoin(self) -> None:
+        """By a new connection, and as the member that it is: what it has is told anew."""
+        if mine := sorted(self._positions):
+            self._drop(mine)
+            self._listener.lost(mine)
+        self._disconnect()
+
     def finished(self) -> bool:
         return False
 

@@ -68,6 +68,9 @@ class RedisStream:
         low_high = self._checked(reply)
         return {i: Bounds(*pair) for i, pair in enumerate(zip(low_high[::2], low_high[1::2], strict=True))}
 
+    def ends(self) -> dict[int, int]:
+        return {partition: of.high for partition, of in self.bounds().items()}
+
     def identity(self) -> str:
         """It is set when it is first read, and deleted with all keys of the topic."""
         with closing(self._server.connect()) as connection:

@@ -169,6 +169,10 @@ class ModelConsumer:
         if not self._has_assigned:  # confluent-kafka does it where a callback does not
             self._at = {} if kind != "assign" else dict.fromkeys(places, 0)
 
+    def had(self, topic: str, partition: int) -> bool:
+        """Whether it had a partition when it was closed."""
+        return (topic, partition) in self._at
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -23,6 +23,7 @@ from streamtrain.stream.buffer import PartitionBuffer
 from streamtrain.stream.kafka.pauses import Pauses
 from streamtrain.stream.kafka.source import KafkaSource
 from streamtrain.stream.source import Listener
+from streamtrain.stream.standstill import StandstillWatch
 from tests.stream.kafka.model import ModelKafka
 
 PARTITIONS = 3
@@ -69,9 +70,12 @@ class BufferMachine(RuleBasedStateMachine):
         self.kafka = ModelKafka()
         for one in range(PARTITIONS):
             assert self.kafka.logs[TOPIC, one] == []
-        self.buffer = PartitionBuffer(BYTES, skip_gone=True)
+        self.buffer = self.make_buffer()
         self.worker = Worker(self.buffer)
         self.buffer.open(cast(Any, self), "group", "job", self.worker)
+
+    def make_buffer(self) -> PartitionBuffer:
+        return PartitionBuffer(BYTES, skip_gone=True)
 
     def source(self, group: str, job: str, listener: Listener, incarnation: object) -> KafkaSource:
         return KafkaSource(cast(Any, self.kafka), TOPIC, group, listener, client="client", check=lambda: None)
@@ -140,6 +144,35 @@ class BufferMachine(RuleBasedStateMachine):
             assert self.worker.clock[one] == len(log), f"partition {one} stands at {self.worker.clock[one]}"
             low = self.kafka.low[TOPIC, one]
             assert self.worker.got[one][low:] == log[low:]
+
+
+class CuredMachine(BufferMachine):
+    """The same with a watch, whose minutes pass with the polls: what stands still by a fault is read anew."""
+
+    cured = 0
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        super().__init__()
+
+    def make_buffer(self) -> PartitionBuffer:
+        def ends() -> dict[int, int]:
+            return {one: len(self.kafka.logs[TOPIC, one]) for one in range(PARTITIONS)}
+
+        self.watch = StandstillWatch(ends, str, now=lambda: self.at)
+        return PartitionBuffer(BYTES, skip_gone=True, watch=self.watch)
+
+    def poll(self, most: int) -> None:
+        self.at += 10
+        self.watch.look()
+        before = self.client
+        self.buffer.poll(most, 0.0)
+        if self.client is not before:
+            CuredMachine.cured += 1
+            # The group gives a new member what the old one had.
+            mine = [one for one in range(PARTITIONS) if before.had(TOPIC, one)]
+            self.client.rebalance("assign", [(TOPIC, one) for one in mine])
+            self.buffer.poll(most, 0.0)
 
 
 class JoinMachine(RuleBasedStateMachine):
@@ -275,6 +308,16 @@ FAULTS: dict[Callable[[pytest.MonkeyPatch], None], type[RuleBasedStateMachine]] 
     _seek_is_not_fetched: BufferMachine,
     _end_is_not_noticed: JoinMachine,
 }
+
+
+@pytest.mark.parametrize("fault", [_assignment_unpauses, _pauses_are_forgotten_here_only])
+def test_what_stands_still_by_a_fault_is_cured(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    cured = CuredMachine.cured
+    run_state_machine_as_test(CuredMachine, settings=settings(QUICK, max_examples=200))
+    assert CuredMachine.cured > cured
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
