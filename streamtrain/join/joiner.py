@@ -42,8 +42,9 @@ LATE, ORPHANED = ".late", ".orphaned"
 _POLL_SECONDS = 0.05
 _MOST_MESSAGES = 5000  # read at once
 _MOST_AHEAD = 60.0  # seconds that one log may be read ahead of the other
-_TRANSACTION_MS = 15_000  # after which a broker takes back the transaction of a joiner that was killed
-_TRANSACTION_SECONDS = 10.0
+_TRANSACTION_SECONDS = 15.0  # after which a broker takes back the transaction of a joiner that was killed
+_MOST_TRANSACTION_SECONDS = 900.0  # that a broker allows by default
+_PATIENCE = 0.6  # of that time, for each step of a transaction
 _LARGE = 65_536  # bytes of a message that a topic may refuse for its size
 _END = KafkaError._PARTITION_EOF
 _FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
@@ -216,6 +217,7 @@ class Joiner:
         self._pauses: Pauses
         self._consumer: Consumer
         self._producer: Producer
+        self._transaction_seconds = _TRANSACTION_SECONDS
         self._is_initialized = False
         self._member = ""  # of the group, once it has been assigned partitions
         self._is_open = False
@@ -298,8 +300,8 @@ class Joiner:
             self._monitor,
             {
                 "transactional.id": f"{self._group}.{self._name}",
-                "transaction.timeout.ms": _TRANSACTION_MS,
-                "delivery.timeout.ms": _TRANSACTION_MS,
+                "transaction.timeout.ms": int(self._transaction_seconds * 1000),
+                "delivery.timeout.ms": int(self._transaction_seconds * 1000),
             },
             {
                 **WRITE_DEFAULTS,
@@ -479,21 +481,15 @@ class Joiner:
         dirty = [one for one in self.partitions.values() if one.is_dirty and not one.is_rebuilding]
         if not dirty:
             return
-        producer, offsets = self._producer, []
-        samples_, late, orphaned = (max_value_bytes(self._limits[topic]) for topic in self._written)
-        producer.begin_transaction()
-        for partition in dirty:
-            partition.refuse_large((samples_, late, orphaned))
-            self._write(partition)
-        producer.flush(_TRANSACTION_SECONDS)  # which serves delivery reports
-        for partition in dirty:
-            number, samples = partition.number, (None, self._samples[partition.number])
-            for topic, at, progress, sample in zip(
-                self._logs, partition.join.positions, partition.join.progress(), samples, strict=True
-            ):
-                offsets.append(TopicPartition(topic, number, at, to_metadata(progress, sample)))
-        producer.send_offsets_to_transaction(offsets, self._consumer.consumer_group_metadata(), _TRANSACTION_SECONDS)
-        producer.commit_transaction(_TRANSACTION_SECONDS)
+        began = time.monotonic()
+        try:
+            self._write_transaction(dirty)
+        except KafkaException:
+            took = time.monotonic() - began
+            if took > _PATIENCE * self._transaction_seconds and self._monitor.last_failure < began:
+                self._take_longer()
+            raise
+        self._transaction_seconds = _TRANSACTION_SECONDS  # of the next producer
         self.totals.commits += 1
         delays: list[float] = []
         for partition in dirty:
@@ -501,6 +497,31 @@ class Joiner:
             self._count(partition)
             partition.committed()
         self._observe(delays, {one.number: Position(one.join.positions[1], self._samples[one.number]) for one in dirty})
+
+    def _take_longer(self) -> None:
+        """More has come at once than can be written in time, such as all that waited when a watermark has jumped."""
+        before = self._transaction_seconds
+        self._transaction_seconds = min(2 * before, _MOST_TRANSACTION_SECONDS)
+        logger.warning(
+            "a transaction could not be written within %g s: trying again with %g s", before, self._transaction_seconds
+        )
+
+    def _write_transaction(self, dirty: Sequence[JoinedPartition]) -> None:
+        producer, offsets, patience = self._producer, [], _PATIENCE * self._transaction_seconds
+        samples_, late, orphaned = (max_value_bytes(self._limits[topic]) for topic in self._written)
+        producer.begin_transaction()
+        for partition in dirty:
+            partition.refuse_large((samples_, late, orphaned))
+            self._write(partition)
+        producer.flush(patience)  # which serves delivery reports
+        for partition in dirty:
+            number, samples = partition.number, (None, self._samples[partition.number])
+            for topic, at, progress, sample in zip(
+                self._logs, partition.join.positions, partition.join.progress(), samples, strict=True
+            ):
+                offsets.append(TopicPartition(topic, number, at, to_metadata(progress, sample)))
+        producer.send_offsets_to_transaction(offsets, self._consumer.consumer_group_metadata(), patience)
+        producer.commit_transaction(patience)
 
     def _write(self, partition: JoinedPartition) -> None:
         output, number, samples = partition.join.output, partition.number, self.topics.samples.topic

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamtrain.embedded.kafka import Broker
+from streamtrain.join import joiner as joiner_module
 from streamtrain.join.joiner import Joiner
 from streamtrain.settings.load import load_settings
 from streamtrain.stream.kafka.stream import KafkaStream
@@ -150,6 +151,30 @@ def test_a_partition_that_stands_still_is_joined_by_a_new_client(topics: Topics,
         topics.write(topics.impressions, [impression("b", at=BEGIN + 1000)], lambda _: 0)
         until(lambda: labels(topics) == {"a": 0, "b": 0})
         assert joiner.totals.restarts >= joiner.standstill.total >= 1
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def test_what_comes_at_once_may_take_longer_than_a_transaction(
+    topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that has waited, as the watermark of the outcomes jumps: the time of a transaction grows with it."""
+    count = 20_000
+    monkeypatch.setattr(joiner_module, "_TRANSACTION_SECONDS", 1.0)
+    monkeypatch.setattr(joiner_module, "_PATIENCE", 0.01)
+    topics.write(topics.impressions, [impression(f"i{n}", 300) for n in range(count)], lambda _: 0)
+    topics.write(topics.outcomes, [click("nobody", BEGIN)], lambda _: 0)
+    settings = load_settings(topics.settings(tmp_path, SHORT.replace("500ms", "1h")))
+    joiner = Joiner(settings.model_copy(update={"join": settings.join.model_copy(update={"commit_every": 2.0})}))
+    stopped = threading.Event()
+    thread = threading.Thread(target=joiner.run, args=(stopped,))
+    thread.start()
+    try:
+        until(lambda: joiner.partitions and joiner.partitions[0].join.waiting == count)
+        topics.write(topics.outcomes, [click("nobody", BEGIN + 60)], lambda _: 0)
+        until(lambda: len(topics.read(topics.samples.topic)) == count)
+        assert joiner.totals.restarts > 0
     finally:
         stopped.set()
         thread.join()
