@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streamtrain.errors import PublicationError
 from streamtrain.store.redis.commands import Batch
 from streamtrain.store.redis.layout import Keys
-from streamtrain.store.redis.scripts import GARBAGE, OWN, STATE
+from streamtrain.store.redis.scripts import DECIDED, GARBAGE, OWN, STATE
 from streamtrain.store.redis.server import PipelinedConnection, RedisServer
 
 _BUCKET = re.compile(rb"streamtrain:rows:\{[^/]*/([0-9a-f]{6})\}:(.*):[^:]*", re.DOTALL)
@@ -79,6 +79,9 @@ class KeptServer(RedisServer):
             return self._hgetall(self._prefix + "garbage")
         if script == OWN:
             return self.values.get("applied/0")
+        if script == DECIDED:
+            decided, traffic = self.values.get("decided/0", b"0"), self.values.get("traffic/0", b"")
+            return [decided, traffic, self._hgetall(self._prefix + "labels")]
         return 1
 
     def _hgetall(self, key: str) -> list[bytes]:

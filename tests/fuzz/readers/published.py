@@ -148,7 +148,8 @@ def written() -> dict[str, bytes]:
     head = {"number": b"3", "id": commits[-1].encode(), "before": commits[-2].encode(), "dictionary": b"7"}
     head |= {"publication": about, "layout": layout, "tokens": shown}
     values |= {f"head/{field}": value for field, value in head.items()}
-    values |= {"applied/0": commits[-2].encode(), "labels/prod": b"1", "garbage/6": layout}
+    values |= {"applied/0": commits[-2].encode(), "labels/prod": b"1", "decided/0": b"1700000000000"}
+    values |= {"garbage/6": layout}
     values |= {name: packed(rows) for name, rows in buckets.items()}
     return values | _version(values)
 
