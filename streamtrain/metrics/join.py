@@ -135,15 +135,19 @@ class JoinMetrics:
             "Times that the joiner went back to what was committed, as a transaction or its brokers failed.",
             state.restarts,
         )
-        yield gauge(
-            "streamtrain_join_stalled_partitions",
-            "Partitions of both topics of which messages wait, and none was taken for a minute, though nothing is "
-            "known to hold them.",
-            state.stalled,
-        )
-        yield counter(
-            "streamtrain_join_stalls_total",
-            "Times that a partition was found to stand still, and was read anew.",
-            state.stalls,
-        )
+        yield from _collect_stalls(state)
         yield self._delays.family()
+
+
+def _collect_stalls(state: JoinState) -> Iterator[Metric]:
+    yield gauge(
+        "streamtrain_join_stalled_partitions",
+        "Partitions of both topics of which messages wait, and none was taken for a minute, though nothing is "
+        "known to hold them.",
+        state.stalled,
+    )
+    yield counter(
+        "streamtrain_join_stalls_total",
+        "Times that a partition was found to stand still, and was read anew.",
+        state.stalls,
+    )

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric
 
 from streamtrain.metrics.registry import counter, gauge, process_registry
-from streamtrain.stream.standstill import StandstillWatch
 
 STAGES = ("poll", "decode", "plan", "pull", "step", "push", "settle")
 # Upper bounds of times. Stages take from 100 µs, for a batch of tens, to seconds, when a shard is restored.
@@ -240,11 +239,19 @@ class WorkerMetrics:
         self,
         stream_away: Callable[[], bool],
         shards_away: Callable[[], int],
-        standstill: StandstillWatch[int] | None = None,
+        stalled: Callable[[], Sequence[int]],
+        stalls: Callable[[], int],
     ) -> None:
-        """Sets what a scrape asks, in its thread: whether the stream is away, how many shards are, and what stalls."""
+        """Sets what a scrape calls, in its thread.
+
+        Args:
+            stream_away: whether the stream is away.
+            shards_away: how many shards are.
+            stalled: partitions that stand still.
+            stalls: how often one was found to.
+        """
         self._latest.stream_away, self._latest.shards_away = stream_away, shards_away
-        self._latest.standstill = standstill
+        self._latest.stalled, self._latest.stalls = stalled, stalls
 
     def report_failed(self) -> None:
         """A report of predictions could not be delivered."""
@@ -263,7 +270,7 @@ class WorkerMetrics:
         return {
             "partitions": sorted(self._latest.position),
             "lag": lag,
-            "stalled": self._latest.stalled,
+            "stalled": sorted(self._latest.stalled()),
             "samples": total,
             "samples_per_s": rate,
             "samples_per_batch": size,
@@ -300,14 +307,10 @@ class _Latest:
         self.reconnects = 0
         self.stream_away: Callable[[], bool] = lambda: False
         self.shards_away: Callable[[], int] = lambda: 0
-        self.standstill: StandstillWatch[int] | None = None
+        self.stalled: Callable[[], Sequence[int]] = list
+        self.stalls: Callable[[], int] = lambda: 0
         self.quality: Mapping[str, Mapping[str, float]] = {}
         self._now = now
-
-    @property
-    def stalled(self) -> list[int]:
-        """Partitions that stand still."""
-        return sorted(self.standstill.stalled) if self.standstill else []
 
     def collect(self) -> Iterator[Metric]:
         """All families, those without samples as well."""
@@ -315,12 +318,12 @@ class _Latest:
         yield gauge(
             "streamtrain_worker_stalled_partitions",
             "Partitions of which messages wait, and none was taken for a minute, though nothing is known to hold them.",
-            len(self.stalled),
+            len(self.stalled()),
         )
         yield counter(
             "streamtrain_worker_stalls_total",
             "Times that a partition was found to stand still, and was read anew.",
-            self.standstill.total if self.standstill else 0,
+            self.stalls(),
         )
         yield gauge(
             "streamtrain_worker_lag_messages",

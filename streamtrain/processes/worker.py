@@ -207,7 +207,12 @@ class WorkerProcess:
         client = shards.client(self._name, run, dtype=ps.wire_dtype, lanes=ps.lanes, retry=policy, stopped=stopped)
         name = self._stream.name
         standstill = StandstillWatch(self._stream.ends, lambda partition: f"partition {partition} of {name}")
-        self.metrics.watch(lambda: self._stream.unreachable, lambda: client.away, standstill)
+        self.metrics.watch(
+            lambda: self._stream.unreachable,
+            lambda: client.away,
+            lambda: standstill.stalled,
+            lambda: standstill.total,
+        )
         writer, tracker = self._open_blocks(topic)
         self._loop = loop = Loop(
             *(self._model, self._step, client, lambda: patiently(shards.progress, policy, stopped)),

@@ -137,6 +137,11 @@ CASES = {
         {f'shard_clock_offset{{{one},partition="0"}}': "0+60000x10 600000x140" for one in (PS0, PS1)}
         | {f'worker_lag_messages{{{W0},partition="0"}}': ZERO},
     ),
+    "StandsStill": Case(
+        10,
+        {f"worker_stalls_total{{{W0}}}": ONCE},
+        {f"worker_stalls_total{{{W0}}}": "2x150", f"worker_lag_messages{{{W0}}}": "5x150"},
+    ),
     "Orphan": Case(
         20,  # Prometheus looks back for five minutes
         {f'worker_lag_messages{{{W0},partition="0"}}': "50x9", f'worker_lag_messages{{{W1},partition="1"}}': "50x9"},
@@ -231,11 +236,6 @@ CASES = {
         20,
         {f"coordinator_lag_messages{{{LEAD}}}": "50x9"},
         {f"coordinator_lag_messages{{{LEAD}}}": "50x9", f"up{{{LEAD}}}": FROM_10},
-    ),
-    "StandsStill": Case(
-        10,
-        {f"worker_stalls_total{{{W0}}}": ONCE},
-        {f"worker_stalls_total{{{W0}}}": "2x150", f"worker_lag_messages{{{W0}}}": "5x150"},
     ),
     "Held": Case(
         20,

@@ -4,13 +4,16 @@ import json
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from streamtrain.embedded.kafka import Broker
 from streamtrain.join import joiner as joiner_module
 from streamtrain.join.joiner import Joiner
+from streamtrain.join.partition import JoinedPartition
 from streamtrain.settings.load import load_settings
 from streamtrain.stream.kafka.stream import KafkaStream
 from streamtrain.stream.standstill import StandstillWatch
@@ -159,22 +162,27 @@ def test_a_partition_that_stands_still_is_joined_by_a_new_client(topics: Topics,
 def test_what_comes_at_once_may_take_longer_than_a_transaction(
     topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that has waited, as the watermark of the outcomes jumps: the time of a transaction grows with it."""
-    count = 20_000
+    """As if it could not be written in less than four seconds: the time of a transaction grows until it can."""
+    write, tried = Joiner._write_transaction, list[float]()
+
+    def write_slowly(self: Joiner, dirty: Sequence[JoinedPartition]) -> None:
+        tried.append(self._transaction_seconds)
+        if max(tried) < 4:
+            threading.Event().wait(self._transaction_seconds * 0.7)
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        write(self, dirty)
+
     monkeypatch.setattr(joiner_module, "_TRANSACTION_SECONDS", 1.0)
-    monkeypatch.setattr(joiner_module, "_PATIENCE", 0.01)
-    topics.write(topics.impressions, [impression(f"i{n}", 300) for n in range(count)], lambda _: 0)
-    topics.write(topics.outcomes, [click("nobody", BEGIN)], lambda _: 0)
-    settings = load_settings(topics.settings(tmp_path, SHORT.replace("500ms", "1h")))
-    joiner = Joiner(settings.model_copy(update={"join": settings.join.model_copy(update={"commit_every": 2.0})}))
+    monkeypatch.setattr(Joiner, "_write_transaction", write_slowly)
+    topics.write(topics.impressions, [impression("a"), impression("b")], lambda _: 0)
+    joiner = Joiner(load_settings(topics.settings(tmp_path, SHORT)))
     stopped = threading.Event()
     thread = threading.Thread(target=joiner.run, args=(stopped,))
     thread.start()
     try:
-        until(lambda: joiner.partitions and joiner.partitions[0].join.waiting == count)
-        topics.write(topics.outcomes, [click("nobody", BEGIN + 60)], lambda _: 0)
-        until(lambda: len(topics.read(topics.samples.topic)) == count)
-        assert joiner.totals.restarts > 0
+        until(lambda: len(topics.read(topics.samples.topic)) == 2)
+        assert tried[:3] == [1.0, 2.0, 4.0]
+        assert joiner.totals.restarts >= 2
     finally:
         stopped.set()
         thread.join()
