@@ -124,7 +124,9 @@ class KafkaSource:
             error = self._errors.popleft()
             if isinstance(error, InstanceFenced) and time.monotonic() - self._monitor.last_failure < _FENCING_SECONDS:
                 # A broker that has just restarted may take one member of the same instance for two.
-                logger.warning("rejoining: topic %s of %s fenced this instance", self._topic, self._service.name)
+                logger.warning(
+                    "rejoining the group: topic %s of %s fenced this instance", self._topic, self._service.name
+                )
                 self.rejoin()
                 continue
             # Somebody may have sought on since, or have taken the partition.
