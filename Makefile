@@ -157,6 +157,9 @@ chaos: $(VENV)/ready servers ## the whole service while everything goes wrong, a
 	@mkdir -p build
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) --report build/chaos.json
 
+rolling: $(VENV)/ready servers ## ten rolling restarts of three workers and three joiners under a backlog of a million messages (ten minutes)
+	$(BIN)/python -m tests.chaos.rolling
+
 soak: $(VENV)/ready servers ## the whole service at full speed and overloaded, and its memory over time; MINUTES=20
 	@mkdir -p build
 	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),20) --report build/soak.json --plot build/soak.svg

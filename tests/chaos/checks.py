@@ -50,6 +50,7 @@ def check(service: Service, load: Load, folder: Path) -> Found:
     for index, control in enumerate(shards.controls):  # themselves: what the coordinator says may be a second old
         found.compare(f"samples of shard {index}", control.status().counters["samples"], total)
     found.wrong += [] if service.status() else ["the coordinator does not answer"]
+    found.wrong += ["a partition stood still: see the logs of workers"] if service.has_said("stands still at") else []
     found.wrong += wrong_letters(service.settings.stream, load.bad())
     if isinstance(service.samples, Counted):
         logs = [log[of] for log, of in zip(service.samples.logs, good, strict=True)]

@@ -218,6 +218,32 @@ def lost_part(site: Site) -> Iterator[str]:
 
 
 @contextmanager
+def lost_keys(site: Site) -> Iterator[str]:
+    """Some of what is known of models beside their rows is gone."""
+    yield ", ".join(site.servers.lose_keys(site.random)) or "nothing"
+
+
+@contextmanager
+def more_partitions(site: Site) -> Iterator[str]:
+    """A topic gets a partition, and after a while a transaction in it that stays open, and is aborted."""
+    service = site.service()
+    number, seconds = site.servers.add_partition(service.name), site.seconds()
+    with site.servers.transaction(service.name, number):
+        _PAUSE.wait(seconds)
+    yield f"partition {number} of {service.name}, and a transaction for {seconds:.1f} s"
+
+
+@contextmanager
+def another_worker(site: Site) -> Iterator[str]:
+    """A worker comes, and leaves in good order."""
+    service = site.service()
+    seconds = _STOPPED * site.seconds()
+    with service.guest():
+        _PAUSE.wait(seconds)
+    yield f"of {service.name} for {seconds:.1f} s"
+
+
+@contextmanager
 def late(site: Site) -> Iterator[str]:
     """What a coordinator sends comes seconds late, so also commits that it has given up."""
     service, name = site.process(COORDINATOR)
@@ -238,7 +264,8 @@ def possible(site: Site) -> tuple[dict[str, Fault], dict[str, str]]:
         f"stop {name}": stopped(kind)
         for name, kind in ((WORKER, WORKER), (PS, PS), (COORDINATOR, COORDINATOR), ("serving process", SERVE))
     }
-    found |= {"FLUSHALL": flushed, "lost buckets": lost_part, "slow consumer": slow_consumer}
+    found |= {"FLUSHALL": flushed, "lost buckets": lost_part, "lost keys": lost_keys, "slow consumer": slow_consumer}
+    found |= {"more partitions": more_partitions, "another worker": another_worker}
     found |= {"poison": poisoned(broken, 20, 100), "large poison": poisoned(large, 2, 6)}
     found |= {"future poison": poisoned(future, 20, 100)}
     missing = {}

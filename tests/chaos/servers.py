@@ -1,9 +1,13 @@
 """Kafka and Valkey, which are given to a service: whoever runs them starts them again."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import redis
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from streamtrain.address import free_port
 from streamtrain.embedded.jars import resolve
@@ -52,6 +56,33 @@ class Servers:
             there = sorted(client.scan_iter("streamtrain:rows:*"))
             lost = share.sample(there, max(1, len(there) // 3)) if there else []
             return int(client.delete(*lost)) if lost else 0
+
+    def lose_keys(self, share: random.Random) -> list[str]:
+        """Some keys of models that are no rows: what is published, labelled and known of it; returns their names."""
+        with redis.Redis.from_url(self.valkey.url) as client:
+            there = sorted(client.scan_iter("streamtrain:model:*"))
+            lost = share.sample(there, share.randint(1, len(there))) if there else []
+            if lost:
+                client.delete(*lost)
+            return [name.decode().rpartition("}:")[2] for name in lost]
+
+    def add_partition(self, topic: str) -> int:
+        """One more, to which nobody writes samples; returns its number."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.servers})
+        count = len(admin.list_topics(topic, timeout=60).topics[topic].partitions)
+        admin.create_partitions([NewPartitions(topic, count + 1)])[topic].result(60)
+        return count
+
+    @contextmanager
+    def transaction(self, topic: str, partition: int) -> Iterator[None]:
+        """An open transaction with a message, which is aborted in the end."""
+        producer = Producer({"bootstrap.servers": self.kafka.servers, "transactional.id": f"chaos of {topic}"})
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce(topic, b"of a transaction", partition=partition)
+        producer.flush(60)
+        yield
+        producer.abort_transaction(60)
 
     def pids(self) -> dict[str, int]:
         """Both, by name."""

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ SHARDS = WORKERS = SERVERS = 2
 PS, WORKER, COORDINATOR, SERVE = "ps", "worker", "coordinator", "serve"
 BACKUP = "-backup"  # after the name of a shard: its second place
 _FAKETIME = "libfaketimeMT.so.1"
+_BUFFER = "1048576"  # bytes, the least: buffers are full after long faults
 
 
 def names_of(service: str, backed: bool = False) -> list[str]:
@@ -111,6 +113,7 @@ class Service:
             "stream.topic": self.name,
             "stream.group": self.name,
             "stream.commit_every": "0.5s",
+            "stream.buffer_bytes": _BUFFER,
             "stream.kafka": json.dumps({"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}),
             "worker.batch_size": "512",
             "worker.batch_age": "50ms",
@@ -165,6 +168,24 @@ class Service:
         beside = self._clock_of(name).with_suffix(".new")
         beside.write_text(f"{seconds:+.0f}\n")
         beside.rename(self._clock_of(name))
+
+    @contextmanager
+    def guest(self) -> Iterator[None]:
+        """One more worker, where the first one is in the network."""
+        program = self._program(self.of(WORKER)[0])
+        at = program.command.index("--instance")
+        command = [*program.command[:at], *program.command[at + 2 :]]
+        with (self._folder / "guest.log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(program.environment))
+        try:
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(90)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def of(self, kind: str) -> list[str]:
         """Names of the processes of a kind; of shards those of `ps.addresses`, then their backups."""
