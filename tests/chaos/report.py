@@ -31,6 +31,8 @@ class Outcome:
         lost: samples, or occurrences of ids, that were not counted.
         doubled: that were counted too often.
         training: longest time without anything learned.
+        standstill: longest time for which nothing of a partition that was not at its end was learned.
+        standstill_of: that partition.
         serving: longest time without an answer to any client.
         freshness: longest time from the latest sample that an answer had learned from to that answer.
         requests: how they ended.
@@ -43,6 +45,8 @@ class Outcome:
     lost: int
     doubled: int
     training: float
+    standstill: float
+    standstill_of: str
     serving: float
     freshness: float
     requests: Mapping[str, int]
@@ -116,6 +120,7 @@ _ROWS = (
     "lost",
     "learned twice",
     "longest gap of training, s",
+    "longest standstill of a partition, s",
     "longest gap of serving, s",
     "oldest answer, s behind its samples",
     "requests answered",
@@ -128,7 +133,7 @@ def _rows(of: Outcome) -> list[str]:
     failed = {how: count for how, count in of.requests.items() if how != "answered"}
     return [
         *(f"{of.samples:,}", f"{of.bad:,}", str(of.lost), str(of.doubled)),
-        *(f"{of.training:.1f}", f"{of.serving:.1f}", f"{of.freshness:.1f}"),
+        *(f"{of.training:.1f}", f"{of.standstill:.1f}, {of.standstill_of}", f"{of.serving:.1f}", f"{of.freshness:.1f}"),
         f"{of.requests.get('answered', 0):,}",
         ", ".join(f"{count} {how}" for how, count in sorted(failed.items())) or "0",
         str(of.starts),

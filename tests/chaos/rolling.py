@@ -27,6 +27,7 @@ from streamtrain.errors import ShardUnavailable, SourceError
 from streamtrain.stream.kafka.stream import KafkaStream
 from tests.chaos import killing
 from tests.chaos.looking import Looking
+from tests.chaos.watch import Standstill
 from tests.cluster.counted import differences
 from tests.join.topics import BEGIN, Topics
 from tests.patience import until
@@ -36,33 +37,21 @@ _SECONDS = 600.0
 _LABELS = 'wait = "20s"\ngrace = "6s"\ncommit_every = "1s"\n[join.labels.click]\nkinds = ["click"]\n'
 
 
-class Standstill(Looking):
-    """A thread that looks how far each partition is, and keeps the longest time in which one was not.
-
-    Attributes:
-        longest: in seconds, by partition, while it was not at its end.
-    """
+class Positions(Looking):
+    """A thread that looks how far each partition is."""
 
     def __init__(self, positions: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
         super().__init__("positions", 0.25)
         self._positions = positions
-        self._since: dict[str, tuple[int, float]] = {}
-        self.longest: dict[str, float] = {}
+        self._standstill = Standstill()
 
     def look(self) -> None:
         """At where each is, and where it ends."""
-        for place, (at, end) in self._positions().items():
-            now = time.monotonic()
-            was, since = self._since.get(place, (at, now))
-            if at != was or at >= end:
-                self._since[place] = (at, now)
-            else:
-                self._since[place] = (was, since)
-                self.longest[place] = max(self.longest.get(place, 0.0), now - since)
+        self._standstill.see(self._positions())
 
     def as_json(self) -> dict[str, Any]:
-        place = max(self.longest, key=lambda one: self.longest[one], default=None)
-        return {"longest_standstill_s": round(self.longest[place], 1) if place else 0.0, "of": place}
+        seconds, place = self._standstill.worst()
+        return {"longest_standstill_s": round(seconds, 1), "of": place}
 
 
 def restarts(times: int, one: Callable[[], None]) -> dict[str, float]:
@@ -109,7 +98,7 @@ def workers(messages: int, times: int, folder: Path) -> dict[str, Any]:
             until(have_partitions, _SECONDS)
 
         until(have_partitions, _SECONDS)
-        watch = Standstill(positions)
+        watch = Positions(positions)
         watch.start()
         began = time.monotonic()
         took = restarts(times, replace)
@@ -201,7 +190,7 @@ def joiners(messages: int, times: int, folder: Path) -> dict[str, Any]:
         group = Joiners(topics, folder)
         try:
             until(group.are_all_there, _SECONDS)
-            watch = Standstill(positions)
+            watch = Positions(positions)
             watch.start()
             began = time.monotonic()
             took = restarts(times, group.replace)

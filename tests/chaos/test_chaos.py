@@ -12,7 +12,15 @@ from tests.stream.servers import missing
 
 KINDS = ["kill ps", "kill worker", "kill serving process", "FLUSHALL", "poison"]
 OUTCOME = Outcome(
-    *(970, 10, 0, 0), training=1.5, serving=0.5, freshness=2.0, requests={"answered": 7}, wrong=[], starts=6
+    *(970, 10, 0, 0),
+    training=1.5,
+    standstill=1.7,
+    standstill_of="partition 3",
+    serving=0.5,
+    freshness=2.0,
+    requests={"answered": 7},
+    wrong=[],
+    starts=6,
 )
 
 
@@ -40,6 +48,7 @@ def test_all_counts_are_exact_whatever_happens(tmp_path: Path) -> None:
     assert sorted(found["by_kind"]) == sorted(KINDS)
     (counting,) = found["services"].values()
     assert found["exact"]
+    assert 0 < counting["standstill"] < 300
     assert counting["samples"] > counting["bad"] > 0
     assert counting["requests"]["answered"] > 0
 
@@ -54,5 +63,6 @@ def test_a_report_tells_what_is_wrong() -> None:
     assert not report.is_exact
     assert "NOT EXACT" in report.as_markdown()
     assert "* flights: id 3: 4 instead of 5" in report.as_markdown()
+    assert "| longest standstill of a partition, s | 1.7, partition 3 | 1.7, partition 3 |" in report.as_markdown()
     assert "| lost | 0 | 1 |" in report.as_markdown()
     assert json.loads(json.dumps(report.as_json()))["by_kind"]["kill ps"] == {"count": 3, "median": 2.0, "worst": 5.0}

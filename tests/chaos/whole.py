@@ -27,7 +27,7 @@ class Running:
         self.seen = Seen(service.samples)
         self.asker = Asker(service.listen, service.samples, self.load, self.seen)
         self.clients = Clients(self.asker, self.load, every)
-        self.training = Training(service)
+        self.training = Training(service, self.load)
 
     def is_well(self, ends: Sequence[int]) -> bool:
         """Whether all processes are there, and what is before these offsets is learned, published and served."""
@@ -35,6 +35,7 @@ class Running:
 
     def outcome(self, found: Found) -> Outcome:
         """Of the run that has ended."""
+        standstill, of = self.training.standstill.worst()
         freshness = max((seconds for _, seconds in self.seen.freshness), default=float("inf"))
         return Outcome(
             samples=sum(self.load.written),
@@ -42,6 +43,8 @@ class Running:
             lost=found.lost,
             doubled=found.doubled,
             training=self.training.longest,
+            standstill=standstill,
+            standstill_of=of,
             serving=self.seen.longest,
             freshness=freshness,
             requests=dict(self.seen.outcomes),

@@ -100,9 +100,54 @@ def test_traffic_is_divided_on_and_put_back(own: Valkey) -> None:
         assert not keeper.restore_decisions("me")
     traffic.change({"prod": 100.0}, "ann", force=True)
     assert keeper.decided().traffic != b""
-    assert keeper.decided().at > 0
+    assert keeper.decided().at
     history = [(one.what, one.label, one.why) for one in published.versions.history(3)]
     assert ("label", "canary", "put back: Redis had lost it") in [
         *history,
         *((one.what, one.label, one.why) for one in published.versions.history()),
     ]
+
+
+def test_a_decision_on_a_server_whose_clock_is_behind_is_followed(own: Valkey) -> None:
+    """Such as one that has taken over from a lost one, and knows nothing of what was decided there."""
+    published = InRedis(own.url)
+    published.keep(1, 2)
+    published.versions.promote(1, "ann")
+    with published.served() as client:
+        assert predicted(client) == ("1", 1)
+        keys = published.model.keys
+        known = int(published.server.call("GET", keys.decided))
+        with redis.Redis.from_url(own.url) as other, other.pipeline() as at_once:
+            at_once.delete(keys.labels)
+            at_once.hset(keys.labels, "prod", 2)
+            at_once.set(keys.decided, known - 30_000)
+            at_once.execute()
+        until(lambda: predicted(client) == ("2", 2))
+        assert not has_lost(client)
+
+
+def test_a_replica_that_is_behind_has_lost_what_was_decided_since(own: Valkey) -> None:
+    published = InRedis(own.url)
+    published.keep(1, 2)
+    published.versions.promote(1, "ann")
+    keys = published.model.keys
+    before = [(key, published.server.call("DUMP", key)) for key in (keys.labels, keys.decided)]
+    published.versions.promote(2, "ann")
+    keeper = RedisModel(published.server, keys.model)
+    assert keeper.decided().labels == {"prod": 2}
+    for key, value in before:
+        published.server.call("RESTORE", key, 0, value, "REPLACE")
+    assert keeper.decided().labels == {"prod": 2}
+    assert keeper.has_lost_decisions
+    assert keeper.restore_decisions("me")
+    assert RedisVersions(RedisModel(published.server, keys.model)).labels() == {"prod": 2}
+
+
+def test_a_version_is_not_deleted_while_its_label_is_lost(own: Valkey) -> None:
+    published = InRedis(own.url)
+    published.keep(1, 2, 3)
+    published.versions.promote(1, "ann")
+    assert published.versions.labels() == {"prod": 1}
+    published.server.call("DEL", published.model.keys.labels)
+    assert published.versions.retain(1, "schedule") == [2]
+    assert published.versions.labels() == {"prod": 1}

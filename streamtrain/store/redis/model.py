@@ -58,14 +58,23 @@ class Decided(NamedTuple):
     """What was decided to be served.
 
     Attributes:
-        at: when it was decided, in ms of the server's clock; 0: nothing was.
+        at: when it was decided, in ms of the server's clock, and when what was before, the latest first; b"": nothing
+            was.
         labels: version by label.
         traffic: JSON; b"": none.
     """
 
-    at: int
+    at: bytes
     labels: Mapping[str, int]
     traffic: bytes
+
+    def is_lost_in(self, found: "Decided") -> bool:
+        """Whether what is found is what was decided before this, or nothing, or only a part of this.
+
+        Clocks do not tell: a server that takes over from one that is lost may be behind it.
+        """
+        times = self.at.split()
+        return bool(times) and found != self and (not found.at or found.at.split()[0] in times)
 
 
 @dataclass(frozen=True)
@@ -222,34 +231,38 @@ class RedisModel:
         Raises:
             PublicationCorrupt: it is damaged.
         """
+        return self._read_decided()[0]
+
+    def _read_decided(self) -> tuple[Decided, Decided]:
+        """What is decided, and what Redis has of it."""
         at, traffic, fields = self.run(DECIDED)
         try:
             labels = {label.decode(): int(version) for label, version in parse_fields(fields).items()}
-            found = Decided(int(at), labels, bytes(traffic))
+            found = Decided(bytes(at), labels, bytes(traffic))
         except ValueError as exc:
             raise PublicationCorrupt(f"the labels of {self.name} are damaged: {exc}") from exc
         with self._lock:
-            known, had_lost = self._decided, self.has_lost_decisions
-            lost = known is not None and known.at > 0 and found.at <= known.at and found != known
+            known, had_lost = self._decided or found, self.has_lost_decisions
+            lost = known.is_lost_in(found)
             self.has_lost_decisions = lost
             if not lost:
-                self._decided = known = found
+                known = found
+            self._decided = known
         if lost != had_lost:
             if lost:
                 logger.warning("%s has lost labels or traffic: what was decided before is served on", self.name)
             else:
                 logger.info("%s has labels and traffic again", self.name)
-        assert known is not None
-        return known
+        return known, found
 
     def restore_decisions(self, who: str) -> bool:
         """Puts back what was decided, if Redis has lost it since it was read here; returns whether it had."""
-        known = self.decided()
-        if not self.has_lost_decisions:
+        known, found = self._read_decided()
+        if known == found:
             return False
         labels = [part for pair in known.labels.items() for part in pair]
         why = "put back: Redis had lost it"
-        return bool(self.run(RESTORE, known.at, known.traffic, who, why, *labels))
+        return bool(self.run(RESTORE, found.at, known.at, known.traffic, who, why, *labels))
 
     def vouch(self, head: Head, nodes: str) -> None:
         """Records that these Redis nodes have all of the head, unless it has moved."""

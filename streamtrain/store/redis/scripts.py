@@ -62,7 +62,9 @@ local function metrics_labelled(label, version)
   return publication and cjson.encode(cjson.decode(publication).metrics) or '{{}}'
 end
 local function decide()
-  redis.call('SET', decided, string.format('%.0f', math.max(now, 1 + (redis.call('GET', decided) or 0))))
+  local before = redis.call('GET', decided) or ''
+  local at = string.format('%.0f', math.max(now, 1 + (string.match(before, '^%d+') or 0)))
+  redis.call('SET', decided, string.sub(at .. ' ' .. before, 1, 1400))
 end
 local function note(what, who, why, version, label, was, metrics, ...)
   redis.call('XADD', history, 'MAXLEN', '~', 10000, '*', 'what', what, 'who', who, 'why', why, 'version', version,
@@ -292,22 +294,22 @@ note('traffic', ARGV[3], ARGV[4], '', '', '', '{{}}', 'traffic', ARGV[6], 'traff
 return 1
 """
 
-# Answers when labels or traffic were decided last, in ms, or "0", the traffic, or "", and the labels, flat.
+# Answers when labels or traffic were decided, in ms, the latest first, or "", the traffic, or "", and the labels, flat.
 DECIDED = f"""{_READ}
-return {{redis.call('GET', decided) or '0', redis.call('GET', traffic) or '', redis.call('HGETALL', labels)}}
+return {{redis.call('GET', decided) or '', redis.call('GET', traffic) or '', redis.call('HGETALL', labels)}}
 """
 
-# ARGV: when was decided, as it was read before it was lost, the traffic, or "", who, why, and labels with their
-# versions. Answers whether it is decided so again: not if something has been decided since.
+# ARGV: what DECIDED answers first now that it is lost, what it answered before, the traffic, or "", who, why, and labels
+# with their versions. Answers whether it is decided so again: not if something has been decided since.
 RESTORE = f"""{_SMALL}
-if tonumber(redis.call('GET', decided) or 0) > tonumber(ARGV[1]) then return 0 end
-redis.call('SET', decided, ARGV[1])
+if (redis.call('GET', decided) or '') ~= ARGV[1] then return 0 end
+redis.call('SET', decided, ARGV[2])
 redis.call('DEL', labels)
-for i = 5, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   redis.call('HSET', labels, ARGV[i], ARGV[i + 1])
-  note('label', ARGV[3], ARGV[4], ARGV[i + 1], ARGV[i], '', '{{}}')
+  note('label', ARGV[4], ARGV[5], ARGV[i + 1], ARGV[i], '', '{{}}')
 end
-if ARGV[2] == '' then redis.call('DEL', traffic) else redis.call('SET', traffic, ARGV[2]) end
+if ARGV[3] == '' then redis.call('DEL', traffic) else redis.call('SET', traffic, ARGV[3]) end
 return 1
 """
 

@@ -375,6 +375,7 @@ class RedisVersions:
 
     def retain(self, keep: int, who: str, why: str = "") -> list[int]:
         """Deletes all but the last `keep` versions and those that a label or a server uses; returns their numbers."""
+        self._model.restore_decisions(who)  # labels that Redis has lost count as well
         versions = [version for one in self.all() if (version := one.version) is not None]
         deleted = [
             version

@@ -80,7 +80,7 @@ class KeptServer(RedisServer):
         if script == OWN:
             return self.values.get("applied/0")
         if script == DECIDED:
-            decided, traffic = self.values.get("decided/0", b"0"), self.values.get("traffic/0", b"")
+            decided, traffic = self.values.get("decided/0", b""), self.values.get("traffic/0", b"")
             return [decided, traffic, self._hgetall(self._prefix + "labels")]
         return 1
 
