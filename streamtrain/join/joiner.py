@@ -161,6 +161,7 @@ class Totals:
     ignored: int = 0
     commits: int = 0
     restarts: int = 0
+    tombstones: list[int] = field(default_factory=lambda: [0, 0])
     dead_letters: dict[tuple[str, str], int] = field(default_factory=dict)
     positives: dict[str, int] = field(default_factory=dict)
 
@@ -570,7 +571,8 @@ class Joiner:
         letters = partition.all_letters()
         totals.impressions += partition.read[0]
         totals.outcomes += partition.read[1]
-        partition.read = [0, 0]
+        totals.tombstones = [sum(both) for both in zip(totals.tombstones, partition.tombstones, strict=True)]
+        partition.read, partition.tombstones = [0, 0], [0, 0]
         totals.samples += len(output.samples)
         totals.dropped += output.dropped
         totals.attributed += len(output.delays)
@@ -601,6 +603,6 @@ def _fetched(number: int, messages: Sequence[Message]) -> Fetched:
     return Fetched(
         number,
         [one.offset() or 0 for one in messages],
-        [one.value() or b"" for one in messages],
+        [one.value() for one in messages],
         [one.timestamp()[1] for one in messages],
     )

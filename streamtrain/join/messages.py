@@ -14,10 +14,14 @@ from streamtrain.stream.files import parse_time
 from streamtrain.stream.source import Fetched
 
 _MOST_ID_BYTES = 256  # as for samples
+_MOST_DEPTH = 256  # of nested objects and lists: more than any schema allows a sample
 
 
 class _RefusedMessage(Exception):
     """A message is well-formed, but cannot be used; has its reason and its field."""
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _RefusedMessage)
 
 
 class MessageReader:
@@ -46,6 +50,8 @@ class MessageReader:
             numerics=[],
             time=settings.time,
             weight=None,
+            max_message_bytes=1 << 30,
+            max_depth=_MOST_DEPTH,
         )
 
     @property
@@ -59,14 +65,17 @@ class MessageReader:
         found: list[Impression] = []
         letters: list[DeadLetter] = []
         for offset, value, stamp in zip(fetched.offsets, fetched.values, fetched.times, strict=True):
+            if value is None:
+                continue
             try:
+                self._check_depth(value)
                 one = decode(value)
                 id_, time = one.id, one.time
                 if id_.__class__ is not str or time.__class__ is not float or len(id_) > 64:
                     id_, time = self._convert(id_, time)
                 if stamp >= 0 and time > stamp / 1000 + ahead:
                     raise _RefusedMessage("future", self._names["time"])
-            except (msgspec.DecodeError, _RefusedMessage) as exc:
+            except _UNREADABLE as exc:
                 letters.append(self._refuse(fetched.partition, offset, value, exc))
             else:
                 found.append(Impression(offset, id_, time, value))
@@ -78,7 +87,10 @@ class MessageReader:
         found: list[Outcome] = []
         letters: list[DeadLetter] = []
         for offset, value, stamp in zip(fetched.offsets, fetched.values, fetched.times, strict=True):
+            if value is None:
+                continue
             try:
+                self._check_depth(value)
                 one = decode(value)
                 id_, time = self._convert(one.id, one.time)
                 if stamp >= 0 and time > stamp / 1000 + ahead:
@@ -86,11 +98,19 @@ class MessageReader:
                 kind, number = str(one.kind), one.value
                 if number is None and kind in self._valued:
                     raise _RefusedMessage("missing_field", self._names["value"])
-            except (msgspec.DecodeError, _RefusedMessage) as exc:
+            except _UNREADABLE as exc:
                 letters.append(self._refuse(fetched.partition, offset, value, exc))
             else:
                 found.append(Outcome(offset, id_, time, kind, 1.0 if number is None else float(number), value))
         return found, letters
+
+    def _check_depth(self, value: bytes) -> None:
+        """Refuses what is nested so deep that it depends on the depth of the stack whether msgspec can read it."""
+        if value.count(b"[") + value.count(b"{") <= _MOST_DEPTH:
+            return
+        for _, reason, field, _ in self._explain.decode([value], False).errors:
+            if reason in ("too_deep", "not_utf8"):
+                raise _RefusedMessage(reason, field)
 
     def _convert(self, id_: str | int, time: float | str) -> tuple[str, float]:
         """The id as text, and the time in seconds."""

@@ -36,7 +36,8 @@ class JoinedPartition:
         join: the state machine.
         buffer: of the impressions that wait.
         letters: messages of each log that cannot be read.
-        read: messages of each log, since the partition was assigned.
+        read: messages of each log, since the last commit.
+        tombstones: those of them that had no value, and are skipped.
         ends: offset after the last message of each log, as of the last fetch: also after those of open transactions.
         is_dirty: whether anything has changed since it was committed.
     """
@@ -56,6 +57,7 @@ class JoinedPartition:
         self.join = PartitionJoin(rules, committed[0].progress, committed[1].progress, self.buffer)
         self.letters: tuple[list[DeadLetter], list[DeadLetter]] = ([], [])
         self.read = [0, 0]
+        self.tombstones = [0, 0]
         self.ends = [0, 0]
         self.is_dirty = False
         self._reader = reader
@@ -141,6 +143,7 @@ class JoinedPartition:
     def _join(self, log: int, fetched: Fetched) -> None:
         if fetched.offsets:
             self.read[log] += len(fetched.offsets)
+            self.tombstones[log] += fetched.values.count(None)
             self._feed(log, fetched, fetched.offsets[-1] + 1)
             self.is_dirty = True
 

@@ -17,8 +17,8 @@ class JoinState:
     """The state of a joiner at one moment.
 
     Attributes:
-        impressions: by what became of them: sample, dropped.
-        outcomes: by what became of them: attributed, late, orphaned, ignored.
+        impressions: by what became of them: sample, dropped, tombstone.
+        outcomes: by what became of them: attributed, late, orphaned, ignored, tombstone.
         positives: samples with an outcome, by label.
         dead_letters: by log (impressions or outcomes) and reason.
         waiting: impressions whose samples are not written yet, by partition.
@@ -83,13 +83,15 @@ class JoinMetrics:
         state = self._read()
         yield counter(
             "streamtrain_join_impressions_total",
-            "Impressions by what became of them: sample, or dropped (a negative left out by join.keep).",
+            "Impressions by what became of them: sample, dropped (a negative left out by join.keep) or tombstone (it "
+            "had no value).",
             state.impressions,
             "result",
         )
         yield counter(
             "streamtrain_join_outcomes_total",
-            "Outcomes by what became of them: attributed, late, orphaned, or ignored (of a kind that makes no label).",
+            "Outcomes by what became of them: attributed, late, orphaned, ignored (of a kind that makes no label) or "
+            "tombstone (it had no value).",
             state.outcomes,
             "result",
         )

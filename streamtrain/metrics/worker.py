@@ -127,6 +127,9 @@ class WorkerMetrics:
             "streamtrain_worker_skipped_samples_total",
             "Samples that were deleted from the stream before they were learned, counted by offsets.",
         )
+        self._tombstones = counter(
+            "streamtrain_worker_tombstones_total", "Messages without a value that were fetched, and skipped."
+        )
         self._sampled_out = counter(
             "streamtrain_worker_sampled_out_samples_total", "Samples left out by down-sampling of negatives."
         )
@@ -204,6 +207,10 @@ class WorkerMetrics:
     def skipped(self, samples: int) -> None:
         """Samples were deleted from the stream before they were learned."""
         self._skipped.inc(samples)
+
+    def tombstones(self, messages: int) -> None:
+        """Messages without a value were skipped."""
+        self._tombstones.inc(messages)
 
     def sampled_out(self, samples: int) -> None:
         """Negatives were left out by down-sampling."""

@@ -87,12 +87,13 @@ def read_state(joiner: Joiner) -> JoinState:
         if math.isfinite(of)
     }
     return JoinState(
-        impressions={"sample": totals.samples, "dropped": totals.dropped},
+        impressions={"sample": totals.samples, "dropped": totals.dropped, "tombstone": totals.tombstones[0]},
         outcomes={
             "attributed": totals.attributed,
             "late": totals.late,
             "orphaned": totals.orphaned,
             "ignored": totals.ignored,
+            "tombstone": totals.tombstones[1],
         },
         positives=dict(totals.positives),
         dead_letters=dict(totals.dead_letters),

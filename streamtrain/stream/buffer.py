@@ -3,6 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +61,7 @@ class PartitionBuffer:
     Attributes:
         nbytes: size of buffered messages.
         skipped: offsets skipped because their messages were deleted.
+        tombstones: number of messages without a value, which are not kept.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class PartitionBuffer:
         self._listener: Listener | None = None
         self.nbytes = 0
         self.skipped = 0
+        self.tombstones = 0
 
     def open(
         self, stream: Stream, group: str, job: str, listener: Listener, incarnation: Incarnation | None = None
@@ -104,11 +107,14 @@ class PartitionBuffer:
 
     def _append(self, fetched: Fetched) -> None:
         partition = self._partitions[fetched.partition]
-        partition.offsets += fetched.offsets
-        partition.values += fetched.values
-        partition.times += fetched.times
+        values = [value for value in fetched.values if value is not None]
+        has_value = [value is not None for value in fetched.values] if len(values) < len(fetched.values) else None
+        partition.offsets += fetched.offsets if has_value is None else compress(fetched.offsets, has_value)
+        partition.times += fetched.times if has_value is None else compress(fetched.times, has_value)
+        partition.values += values
         partition.end = fetched.offsets[-1] + 1
-        self.nbytes += sum(map(len, fetched.values))
+        self.nbytes += sum(map(len, values))
+        self.tombstones += len(fetched.values) - len(values)
 
     def _apply_backpressure(self) -> None:
         """Pauses the source while the buffer is full, until half of it is free."""

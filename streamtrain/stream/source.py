@@ -19,14 +19,14 @@ class Fetched(NamedTuple):
     Attributes:
         partition: number.
         offsets: ascending.
-        values: by message; b"" for one without a value (a tombstone).
+        values: by message; None for one without a value (a tombstone), which is skipped.
         times: by message, as the log has it, usually when the service got it; in milliseconds since the epoch, negative
             where the log has none.
     """
 
     partition: int
     offsets: list[int]
-    values: list[bytes]
+    values: Sequence[bytes | None]
     times: list[int]
 
 
@@ -38,7 +38,7 @@ class Record(NamedTuple):
         offset: offset in the partition.
         time: when the topic got it, in seconds since the epoch; 0: unknown.
         key: bytes, if it has one.
-        value: b"" for a message without a value (a tombstone).
+        value: bytes.
         headers: by name; the last one of each name.
     """
 
@@ -206,7 +206,7 @@ class Stream(Protocol):
     def records(self, wanted: Mapping[int, Bounds], *, committed: bool = True) -> Iterator[Record]:
         """Reads partitions from `low` to `high` - 1, one after another, without a group.
 
-        Messages that are deleted meanwhile are skipped. Errors as `bounds`.
+        Messages that are deleted meanwhile are skipped, and so are those without a value. Errors as `bounds`.
 
         Args:
             wanted: by partition.

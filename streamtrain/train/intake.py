@@ -231,9 +231,10 @@ class StreamIntake:
         retry(lambda: self._buffer.open(*member), SourceUnavailable, self._stopped)
 
     def poll(self, max_messages: int, seconds: float, min_messages: int = 1) -> None:
-        skipped = self._buffer.skipped
+        skipped, tombstones = self._buffer.skipped, self._buffer.tombstones
         self._buffer.poll(max_messages, seconds, min_messages)
         self._metrics.skipped(self._buffer.skipped - skipped)
+        self._metrics.tombstones(self._buffer.tombstones - tombstones)
         self._metrics.buffered(self._buffer.nbytes)
 
     def finished(self) -> bool:

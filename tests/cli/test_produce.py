@@ -109,7 +109,7 @@ def read_all(stream: Stream) -> dict[int, list[bytes]]:
 
         def read() -> None:
             for fetched in source.poll(10_000, 1.0):
-                values[fetched.partition] += fetched.values
+                values[fetched.partition] += [value for value in fetched.values if value is not None]
 
         until(lambda: source.positions() == highs, doing=read)
     return values

@@ -14,7 +14,18 @@ from pathlib import Path
 from tests.fuzz import building, seeds
 
 HARNESSES = ["decode", "arrays", "tensors"]
-READERS = ["samples", "frames", "checkpoints", "published", "chunks", "avro", "protobuf", "registry"]
+READERS = [
+    "samples",
+    "impressions",
+    "outcomes",
+    "frames",
+    "checkpoints",
+    "published",
+    "chunks",
+    "avro",
+    "protobuf",
+    "registry",
+]
 TARGETS = [*HARNESSES, *READERS]
 FOUND = Path(__file__).parent / "found"
 """By target the inputs that once showed something wrong: all of them are tried in tests."""
@@ -80,7 +91,7 @@ def run(target: str, seconds: int, *, folder: Path | None = None, sanitize: bool
         (given / hashlib.sha256(content).hexdigest()[:16]).write_bytes(content)
     options = [f"-max_total_time={seconds}", f"-artifact_prefix={found}/", "-print_final_stats=1"]
     options += [f"-timeout={_SECONDS}", f"-rss_limit_mb={_MEGABYTES}", f"-max_len={_LENGTH}", "-len_control=0"]
-    if target in ("decode", "samples"):
+    if target in ("decode", "samples", "impressions", "outcomes"):
         options.append(f"-dict={building.NATIVE / 'json.dict'}")
     command, environment = _harness(target) if target in HARNESSES else _reader(target, sanitize)
     log, begun = folder / "log", time.monotonic()

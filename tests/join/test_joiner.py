@@ -39,16 +39,20 @@ def test_idle_topics_settle_by_the_clock_and_bad_messages_are_letters(topics: To
     topics.write(topics.outcomes, [{"id": "a", "time": BEGIN + 1, "kind": "click"}])
     for value in (b"no json", b'{"id": 1.5, "time": 1}', b'{"id": "c"}', b'{"id": "c", "time": "soon"}'):
         topics.write_raw(topics.impressions, value)
+    topics.write_raw(topics.impressions, b'{"id": "\xff", "time": 1}')
+    topics.write_raw(topics.impressions, b'{"id": "d", "time": 1, "of": ' + b"[" * 1500 + b"]" * 1500 + b"}")
+    topics.write_raw(topics.impressions, None)
     topics.write_raw(topics.impressions, b'{"id": "c", "time": 4e9}')
     topics.samples.create(topics.partitions)
     topics.write_raw(topics.outcomes, b'{"id": "c", "time": %d}' % BEGIN)
+    topics.write_raw(topics.outcomes, None)
     with joiner(settings):
         until(lambda: len(topics.read(topics.samples.topic)) == 2, 90)
     found = {one.key: one.value for one in topics.read(topics.samples.topic)}
     assert found[b"a"] == b'{"id": "a", "time": %.1f, "of": "a","click":1}' % BEGIN
     assert found[b"b"] == b'{"id": "b", "time": %.1f, "of": "b","click":0}' % BEGIN
     letters = [one.headers["reason"] for one in topics.read(topics.impressions.topic + ".dead")]
-    assert letters == [b"not_json", b"wrong_type", b"missing_field", b"bad_time", b"future"]
+    assert letters == [b"not_json", b"wrong_type", b"missing_field", b"bad_time", b"not_utf8", b"too_deep", b"future"]
     (letter,) = topics.read(topics.outcomes.topic + ".dead")
     assert (letter.headers["reason"], letter.headers["field"]) == (b"missing_field", b"kind")
 

@@ -78,8 +78,8 @@ class Topics:
             self._producer.produce(stream.topic, value, str(one["id"]).encode(), partition(one), timestamp=stamp)
         assert self._producer.flush(60) == 0
 
-    def write_raw(self, stream: KafkaStream, value: bytes, partition: int = 0) -> None:
-        """Writes bytes."""
+    def write_raw(self, stream: KafkaStream, value: bytes | None, partition: int = 0) -> None:
+        """Writes bytes; None: a tombstone."""
         self._producer.produce(stream.topic, value, b"key", partition)
         assert self._producer.flush(60) == 0
 

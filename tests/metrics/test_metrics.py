@@ -170,8 +170,8 @@ SERVING = ServingState(
 )
 
 JOIN = JoinState(
-    impressions={"sample": 3, "dropped": 1},
-    outcomes={"attributed": 2, "late": 1, "orphaned": 1, "ignored": 0},
+    impressions={"sample": 3, "dropped": 1, "tombstone": 0},
+    outcomes={"attributed": 2, "late": 1, "orphaned": 1, "ignored": 0, "tombstone": 0},
     positives={"click": 2},
     dead_letters={("impressions", "not_json"): 1},
     waiting={0: 5},
@@ -271,6 +271,7 @@ def test_counters_count(metrics: WorkerMetrics, seen: Callable[[], Scraped]) -> 
     metrics.late(4)
     metrics.skipped(5)
     metrics.sampled_out(6)
+    metrics.tombstones(3)
     metrics.buffered(7)
     metrics.buffered(8)
     metrics.reconnects(9)
@@ -280,7 +281,7 @@ def test_counters_count(metrics: WorkerMetrics, seen: Callable[[], Scraped]) -> 
     assert one.by("worker_bad_samples_total") == {"not_json": 3, "bad_time": 1}
     assert one.by("worker_dead_letters_total") == {"not_json": 3}
     assert (one.get("worker_late_samples_total"), one.get("worker_skipped_samples_total")) == (4, 5)
-    assert one.get("worker_sampled_out_samples_total") == 6
+    assert (one.get("worker_sampled_out_samples_total"), one.get("worker_tombstones_total")) == (6, 3)
     assert (one.get("worker_buffered_bytes"), one.get("worker_reconnects_total")) == (8, 9)
 
 

@@ -82,7 +82,9 @@ class Member:
         for partition, offsets, values, times in fetched:
             assert offsets == sorted(set(offsets))
             assert partition in self.positions
-            self.got.setdefault(partition, []).extend(zip(offsets, values, strict=True))
+            self.got.setdefault(partition, []).extend(
+                (offset, value) for offset, value in zip(offsets, values, strict=True) if value is not None
+            )
             self.times.setdefault(partition, []).extend(times)
             assert len(times) == len(offsets)
             assert self.positions[partition] == offsets[-1] + 1

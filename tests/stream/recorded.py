@@ -41,7 +41,7 @@ class Recorder:
         """Polls once; returns how many messages came."""
         fetched = source.poll(most, seconds)
         for one in fetched:
-            self.got.setdefault(one.partition, []).extend(one.values)
+            self.got.setdefault(one.partition, []).extend(value for value in one.values if value is not None)
             self.offsets.setdefault(one.partition, []).extend(one.offsets)
         return sum(len(one.values) for one in fetched)
 

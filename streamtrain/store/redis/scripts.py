@@ -299,8 +299,8 @@ DECIDED = f"""{_READ}
 return {{redis.call('GET', decided) or '', redis.call('GET', traffic) or '', redis.call('HGETALL', labels)}}
 """
 
-# ARGV: what DECIDED answers first now that it is lost, what it answered before, the traffic, or "", who, why, and labels
-# with their versions. Answers whether it is decided so again: not if something has been decided since.
+# ARGV: what DECIDED answers first now that it is lost, what it answered before, the traffic, or "", who, why, and
+# labels with their versions. Answers whether it is decided so again: not if something has been decided since.
 RESTORE = f"""{_SMALL}
 if (redis.call('GET', decided) or '') ~= ARGV[1] then return 0 end
 redis.call('SET', decided, ARGV[2])

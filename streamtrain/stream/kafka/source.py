@@ -31,7 +31,7 @@ _FENCING_SECONDS = 60.0  # after the brokers were unreachable, in which a member
 # Messages without an error have all of these.
 _PARTITION = cast(Callable[[Message], int], Message.partition)
 _OFFSET = cast(Callable[[Message], int], Message.offset)
-_VALUE = cast(Callable[[Message], bytes], Message.value)  # but tombstones, which have None
+_VALUE = cast(Callable[[Message], bytes | None], Message.value)
 _TIME = itemgetter(1)  # of the kind of a timestamp and its milliseconds, which are -1 where there is none
 # librdkafka wants a group, and asks for its coordinator, also where nothing is committed and no member joins.
 _WITHOUT_A_GROUP = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
@@ -166,21 +166,20 @@ class KafkaSource:
                     self._on_error(error, message.partition())
             ends = [message for message in messages if message.error() and _is_end(message)]
             messages = [message for message in messages if not message.error()]
-        fetched: dict[int, Fetched] = {}
+        fetched: dict[int, tuple[list[int], list[bytes | None], list[int]]] = {}
         for partition, run in groupby(messages, _PARTITION):
             if partition not in self._positions:
                 continue  # it was read for this member before it went to another
             of_run = list(run)
-            into = fetched.setdefault(partition, Fetched(partition, [], [], []))
-            into.offsets.extend(map(_OFFSET, of_run))
-            values = list(map(_VALUE, of_run))
-            into.values.extend(values if all(values) else [value or b"" for value in values])
-            into.times.extend(map(_TIME, map(Message.timestamp, of_run)))
-        for partition, one in fetched.items():
-            self._positions[partition] = one.offsets[-1] + 1
+            offsets, values, times = fetched.setdefault(partition, ([], [], []))
+            offsets.extend(map(_OFFSET, of_run))
+            values.extend(map(_VALUE, of_run))
+            times.extend(map(_TIME, map(Message.timestamp, of_run)))
+        for partition, (offsets, *_) in fetched.items():
+            self._positions[partition] = offsets[-1] + 1
         for message in ends:
             self._advance_to_end(message)
-        return list(fetched.values())
+        return [Fetched(partition, *columns) for partition, columns in fetched.items()]
 
     def _advance_to_end(self, message: Message) -> None:
         """Nothing comes before an end: neither messages nor, after the last of them, markers of transactions."""
@@ -428,7 +427,7 @@ def _records(service: KafkaService, consumer: Consumer, high: int, refused: list
                 continue
             raise service.translate(problem)
         found = _record(message)
-        if found.offset < high:
+        if found.offset < high and message.value() is not None:
             yield found
         if found.offset >= high - 1:
             return

@@ -78,15 +78,31 @@ def test_compressed_messages_are_read(place: Place, compression: str) -> None:
         assert member.got[0] == [(i, message(0, i)) for i in range(500)]
 
 
-def test_a_tombstone_is_an_empty_value(place: Place) -> None:
+def test_a_tombstone_has_no_value(place: Place) -> None:
     stream = place.make(1)
     producer = Producer({"bootstrap.servers": place.server})
-    for value in (b"a", None, b"", b"b"):
+    for value in (b"a", None, b"", b"b", None):
         producer.produce(place.topic, value, b"key", 0)
     assert producer.flush(120) == 0
     with Member(stream) as member:
-        member.take_until(lambda m: m.count == 4)
-        assert member.values(0) == [b"a", b"", b"", b"b"]
+        member.take_until(lambda m: m.positions == {0: 5})
+        assert member.got[0] == [(0, b"a"), (2, b""), (3, b"b")]
+    assert [(one.offset, one.value) for one in stream.records(stream.bounds())] == [(0, b"a"), (2, b""), (3, b"b")]
+
+
+def test_tombstones_are_skipped_and_counted(place: Place) -> None:
+    stream = place.make(1)
+    producer = Producer({"bootstrap.servers": place.server})
+    for one in messages_of(0, 10):
+        for value in (None, one, None):
+            producer.produce(place.topic, value, b"key", 0)
+    assert producer.flush(120) == 0
+    with counted(1) as where:
+        running = Running(where, stream)
+        until(lambda: where.held[0].clock() == {0: 30})
+        assert running.stop().failure is None
+        assert running.value("streamtrain_worker_tombstones_total") == 20
+        assert running.value("streamtrain_worker_samples_total") == 10
 
 
 class Rewinder(Member):
