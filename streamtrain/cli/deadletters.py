@@ -72,11 +72,10 @@ def show(
         raise ConfigError(f"the message must be PARTITION:OFFSET, such as 0:1234, not {message!r}")
     place = (int(given[1]), int(given[2]))
     stream, dead = _streams(config, setting, url, topic)
-    for stored in _letters(stream, dead, None):
-        if (stored.letter.partition, stored.letter.offset) == place:
-            typer.echo("\n".join(_lines(stored)))
-            return
-    raise StreamtrainError(f"{dead.name} has no dead letter for offset {place[1]} of partition {place[0]}")
+    found = [one for one in _letters(stream, dead, None) if (one.letter.partition, one.letter.offset) == place]
+    if not found:
+        raise StreamtrainError(f"{dead.name} has no dead letter for offset {place[1]} of partition {place[0]}")
+    typer.echo("\n".join(_lines(found[-1])))  # of the latest topic of the name, where there were several
 
 
 @deadletters.command(cls=Command)

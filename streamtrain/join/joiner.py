@@ -22,7 +22,7 @@ from streamtrain.join.buffer import Buffer, Memory
 from streamtrain.join.engine import Label, Rules
 from streamtrain.join.messages import MessageReader
 from streamtrain.join.partition import Committed, JoinedPartition
-from streamtrain.join.progress import from_metadata, sample_of_metadata, to_metadata
+from streamtrain.join.progress import from_metadata, sample_of_metadata, to_metadata, topic_of_metadata
 from streamtrain.periodic import Backoff, retry
 from streamtrain.settings.groups import JoinSettings, Settings
 from streamtrain.stream.dead_letters import SUFFIX
@@ -210,6 +210,7 @@ class Joiner:
         self._memory = Memory(settings.join.memory_bytes)
         self._partition_count = 0  # partitions of each topic
         self._limits: dict[str, int] = {}  # bytes of the largest message, by topic that is written
+        self._identities: dict[str, str] = {}  # of the topics that are read
         self._samples: dict[int, int] = {}  # next offsets
         self._read_to: dict[Place, int] = {}  # next offsets to be read
         self.standstill = StandstillWatch[Place](
@@ -256,11 +257,27 @@ class Joiner:
         self._partition_count = create_topics(
             self.topics, stream.create, dead_letters=stream.dead_letters, grow=has_joined
         )
+        self._check_identities()
         letters = [topic + SUFFIX for topic in self._logs] if stream.dead_letters else []
         for topic in (*self._written, *letters):
             found = allowed_bytes(samples.of(topic).max_message_bytes())
             ours = int(samples.service.option("message.max.bytes", found))
             self._limits[topic] = min(found, ours, self._limits.get(topic, found))
+
+    def _check_identities(self) -> None:
+        """Raises SourceRefused if a topic that is read is another one than it was: its offsets mean other messages."""
+        for log in (self.topics.impressions, self.topics.outcomes):
+            found = log.identity()
+            if self._identities.setdefault(log.topic, found) != found:
+                raise self._recreated(log.topic)
+
+    def _recreated(self, topic: str) -> SourceRefused:
+        return SourceRefused(
+            f"topic {topic} has been deleted and created again: group {self._group} has joined messages of the one "
+            "before, and none of this one. To go on with it from its beginning, stop all joiners of the group and run "
+            f"`kafka-consumer-groups --bootstrap-server {self.topics.samples.service.servers} --group {self._group} "
+            f"--topic {topic} --reset-offsets --to-earliest --execute`"
+        )
 
     @property
     def _written(self) -> tuple[str, str, str]:
@@ -386,6 +403,7 @@ class Joiner:
         error = message.error()
         assert error is not None
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            self._check_identities()
             raise SourceRefused(
                 f"partition {message.partition()} of topic {message.topic()} no longer has the messages that the join "
                 "has to read next: they were deleted before they were joined. Keep messages longer than join.wait and "
@@ -438,16 +456,7 @@ class Joiner:
         if not self._is_initialized:  # a member of the group first: so the later one of two of an instance stays
             self._producer.init_transactions(REQUEST_SECONDS)
             self._is_initialized = True
-        committed: dict[tuple[str, int], Committed] = {}
-        for one in consumer.committed(list(given), timeout=REQUEST_SECONDS):
-            if one.error is not None:
-                raise KafkaException(one.error)
-            offset = one.offset
-            if offset < 0:
-                offset, _ = consumer.get_watermark_offsets(one, timeout=REQUEST_SECONDS)
-            committed[one.topic, one.partition] = Committed(offset, from_metadata(one.metadata, offset))
-            if one.topic == self._logs[1]:
-                self._samples[one.partition] = sample_of_metadata(one.metadata)
+        committed = self._committed(consumer, given)
         reader = MessageReader(self._settings.join, self._ahead)
         for number in numbers:
             first, last = (committed[topic, number] for topic in self._logs)
@@ -457,6 +466,26 @@ class Joiner:
         consumer.assign([TopicPartition(*place, offset) for place, offset in self._read_to.items()])
         if numbers:
             logger.info("partitions %s are joined here", ", ".join(map(str, numbers)))
+
+    def _committed(self, consumer: Consumer, given: Sequence[TopicPartition]) -> dict[Place, Committed]:
+        """What the group has committed of these partitions; else their beginnings."""
+        logs = (self.topics.impressions, self.topics.outcomes)
+        without = [log.topic for log in logs if not log.committed(self._group)]
+        if len(without) == 1:  # brokers forget what was committed of a topic that is deleted
+            raise self._recreated(without[0])
+        committed: dict[Place, Committed] = {}
+        for one in consumer.committed(list(given), timeout=REQUEST_SECONDS):
+            if one.error is not None:
+                raise KafkaException(one.error)
+            offset = one.offset
+            if offset < 0:
+                offset, _ = consumer.get_watermark_offsets(one, timeout=REQUEST_SECONDS)
+            committed[one.topic, one.partition] = Committed(offset, from_metadata(one.metadata, offset))
+            if topic_of_metadata(one.metadata) not in ("", self._identities[one.topic]):
+                raise self._recreated(one.topic)
+            if one.topic == self._logs[1]:
+                self._samples[one.partition] = sample_of_metadata(one.metadata)
+        return committed
 
     def _on_revoke(self, consumer: Consumer, given: Sequence[TopicPartition]) -> None:
         try:
@@ -482,6 +511,7 @@ class Joiner:
         dirty = [one for one in self.partitions.values() if one.is_dirty and not one.is_rebuilding]
         if not dirty:
             return
+        self._check_identities()  # of what was read until now
         began = time.monotonic()
         try:
             self._write_transaction(dirty)
@@ -520,7 +550,8 @@ class Joiner:
             for topic, at, progress, sample in zip(
                 self._logs, partition.join.positions, partition.join.progress(), samples, strict=True
             ):
-                offsets.append(TopicPartition(topic, number, at, to_metadata(progress, sample)))
+                metadata = to_metadata(progress, sample, self._identities[topic])
+                offsets.append(TopicPartition(topic, number, at, metadata))
         producer.send_offsets_to_transaction(offsets, self._consumer.consumer_group_metadata(), patience)
         producer.commit_transaction(patience)
 
@@ -544,7 +575,9 @@ class Joiner:
             for topic, letters in zip(self._logs, partition.all_letters(), strict=True):
                 limit = self._limits[topic + SUFFIX]
                 for letter in letters:
-                    key, value, headers = letter.message(topic, partial(max_value_bytes, limit))
+                    key, value, headers = letter.message(
+                        topic, self._identities[topic], partial(max_value_bytes, limit)
+                    )
                     self._produce(topic + SUFFIX, value, key, number, headers=list(headers.items()))
 
     def _produce(self, topic: str, value: bytes, key: bytes, partition: int, **more: Any) -> None:

@@ -2,16 +2,18 @@
 
 import json
 import math
+from typing import Any
 
 from streamtrain.errors import SourceRefused
 from streamtrain.join.engine import Progress
 
 
-def to_metadata(progress: Progress, sample: int | None = None) -> str:
+def to_metadata(progress: Progress, sample: int | None = None, topic: str = "") -> str:
     """The metadata of a committed offset: {"start", "watermark", "steps"}, the last as differences in a row.
 
     Args:
         progress: from where the log is read again.
+        topic: identity of the log's topic, as {"topic"}: offsets of one that is created again mean other messages.
         sample: offset after the last sample that was written, as {"sample"}: the end of its topic is after the markers
             of transactions.
 
@@ -24,13 +26,19 @@ def to_metadata(progress: Progress, sample: int | None = None) -> str:
         steps += [at - offset, _milliseconds(watermark) - time]
         offset, time = at, _milliseconds(watermark)
     watermark_ = progress.watermark if math.isfinite(progress.watermark) else None
-    fields = {"start": progress.start, "watermark": watermark_, "steps": steps}
-    return json.dumps(fields | ({} if sample is None else {"sample": sample}), separators=(",", ":"))
+    fields: dict[str, Any] = {"start": progress.start, "watermark": watermark_, "steps": steps}
+    fields |= ({} if sample is None else {"sample": sample}) | ({"topic": topic} if topic else {})
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def sample_of_metadata(text: str | None) -> int:
     """The offset after the last sample that was written when an offset was committed; 0: none was."""
     return int(json.loads(text).get("sample", 0)) if text else 0
+
+
+def topic_of_metadata(text: str | None) -> str:
+    """The identity of the topic whose offset was committed; "": unknown."""
+    return str(json.loads(text).get("topic", "")) if text else ""
 
 
 def from_metadata(text: str | None, committed: int) -> Progress:

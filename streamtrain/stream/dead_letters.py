@@ -21,6 +21,8 @@ REPLAYED = "dead_letter"
 """Header of a replayed message: the key of its dead letter."""
 NOTED = "replayed"
 """Header of a note among the dead letters, without a value: the key of the letter that was replayed."""
+IDENTITY = "topic_id"
+"""Header of a dead letter: the identity of its topic, as one that is created again has the same offsets."""
 
 _FLUSH_SECONDS = 1.0
 _FLUSHED = 1000  # messages that are replayed between two flushes
@@ -46,24 +48,25 @@ class DeadLetter(NamedTuple):
     value: bytes
     detail: str = ""
 
-    def identify(self, topic: str) -> tuple[bytes, dict[str, bytes]]:
-        """Key and headers of the letter of a message of this topic."""
+    def identify(self, topic: str, identity: str = "") -> tuple[bytes, dict[str, bytes]]:
+        """Key and headers of the letter of a message of this topic, with its identity if that is known."""
         partition, offset, reason, field, _, detail = self
         texts = {"reason": reason, "field": field, "topic": topic, "partition": str(partition), "offset": str(offset)}
-        texts |= {"detail": detail} if detail else {}
+        texts |= ({"detail": detail} if detail else {}) | ({IDENTITY: identity} if identity else {})
         headers = {name: text.encode(errors="replace") for name, text in texts.items()}
         return f"{topic}/{partition}/{offset}".encode(), headers
 
     def message(
-        self, topic: str, max_value_bytes: Callable[[bytes, Mapping[str, bytes]], int]
+        self, topic: str, identity: str, max_value_bytes: Callable[[bytes, Mapping[str, bytes]], int]
     ) -> tuple[bytes, bytes, dict[str, bytes]]:
         """Key, value and headers of the letter of a message of this topic; the value is cut to what fits.
 
         Args:
             topic: the topic.
+            identity: of the topic; "": unknown.
             max_value_bytes: the most bytes of a value with a key and headers.
         """
-        key, headers = self.identify(topic)
+        key, headers = self.identify(topic, identity)
         value = self.value
         if len(value) > max_value_bytes(key, headers):
             headers[TRUNCATED] = str(len(value)).encode()
@@ -87,14 +90,16 @@ class DeadLetters:
         self._stream = stream
         self._stopped = stopped
         self._writer: Writer | None = None
+        self._identity = ""
 
     def write(self, letter: DeadLetter) -> None:
         """Queues a dead letter; errors as `Stream.writer` and `Writer.write`."""
         if self._writer is None:  # the topic is created with the first dead letter
+            self._identity = retry(self._stream.identity, SourceUnavailable, self._stopped)
             self._writer = retry(
                 lambda: self._stream.writer(self._stream.topic + SUFFIX), SourceUnavailable, self._stopped
             )
-        key, value, headers = letter.message(self._stream.topic, self._writer.max_value_bytes)
+        key, value, headers = letter.message(self._stream.topic, self._identity, self._writer.max_value_bytes)
         self._writer.write(value, partition=letter.partition % self._writer.partitions, key=key, headers=headers)
 
     def flush(self) -> None:
@@ -122,7 +127,7 @@ class StoredLetter(NamedTuple):
 
     Attributes:
         letter: the message and its reason.
-        key: topic, partition and offset of the message.
+        key: topic, partition and offset of the message, and the identity of the topic, if it is known.
         time: when the letter was written, in seconds since the epoch; 0: unknown.
         truncated_from: size of the message in bytes, if it was cut.
     """
@@ -162,7 +167,8 @@ def _parse(record: Record) -> StoredLetter | None:
         field, detail = texts.get("field", ""), texts.get("detail", "")
         letter = DeadLetter(partition, offset, texts["reason"], field, record.value, detail)
         truncated_from = int(texts[TRUNCATED]) if TRUNCATED in texts else None
-        return StoredLetter(letter, f"{texts['topic']}/{partition}/{offset}", record.time, truncated_from)
+        key = " ".join([f"{texts['topic']}/{partition}/{offset}", *filter(None, [texts.get(IDENTITY)])])
+        return StoredLetter(letter, key, record.time, truncated_from)
     except (KeyError, ValueError):
         return None
 
@@ -183,7 +189,7 @@ class Replayed(NamedTuple):
     Attributes:
         replayed: number of messages replayed.
         before: number of messages that had been replayed before.
-        truncated: keys of those that cannot be replayed, as they were cut.
+        truncated: topic, partition and offset of those that cannot be replayed, as they were cut.
     """
 
     replayed: int
@@ -218,7 +224,7 @@ def replay_dead_letters(
         if stored.truncated_from is None:
             times[stored.key] = stored.time
         else:
-            truncated.append(stored.key)
+            truncated.append(f"{stream.topic}/{stored.letter.partition}/{stored.letter.offset}")
     noted = read_notes(dead)
     missing = times.keys() - noted
     if missing:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from streamtrain.embedded.kafka import Broker
+from streamtrain.errors import SourceError
 from streamtrain.join import joiner as joiner_module
 from streamtrain.join.joiner import Joiner
 from streamtrain.join.partition import JoinedPartition
@@ -101,6 +103,51 @@ def test_an_open_transaction_is_not_the_end(topics: Topics, tmp_path: Path) -> N
             time.sleep(4)
         until(lambda: labels(topics).get("c") == 0)
     assert letters(topics, topics.impressions) == []
+
+
+def recreate(topics: Topics, stream: KafkaStream) -> None:
+    """Deletes a topic, and creates it again."""
+    admin, before = AdminClient({"bootstrap.servers": topics.servers}), stream.identity()
+    admin.delete_topics([stream.topic])[stream.topic].result(60)
+
+    def is_another() -> bool:
+        try:
+            stream.create(topics.partitions)
+            return stream.identity() not in ("", before)
+        except SourceError:
+            return False
+
+    until(is_another)
+
+
+@pytest.mark.parametrize("which", ["impressions", "outcomes"])
+def test_a_topic_that_is_created_again_is_not_the_one_that_was_joined(
+    which: str, topics: Topics, tmp_path: Path
+) -> None:
+    """Its offsets are those of other messages: without a word, those before the old position were never joined."""
+    settings = topics.settings(tmp_path, SHORT)
+    topics.write(topics.impressions, [impression(f"a{i}") for i in range(10)], lambda _: 0)
+    topics.write(topics.outcomes, [click(f"a{i}") for i in range(10)], lambda _: 0)
+    anew = topics.impressions if which == "impressions" else topics.outcomes
+    said = f"topic {anew.topic} has been deleted and created again"
+    with joining(settings, stderr=subprocess.PIPE) as process:
+        until(lambda: len(labels(topics)) == 10)
+        until(lambda: topics.outcomes.committed(topics.group).get(0) == 10)
+        recreate(topics, anew)
+        for stream, make in ((topics.impressions, impression), (topics.outcomes, click)):
+            topics.write(stream, [make(f"b{i}") for i in range(15)], lambda _: 0)
+        assert process.wait(PATIENCE) != 0
+    with joining(settings, stderr=subprocess.PIPE) as process:
+        assert process.wait(PATIENCE) != 0
+        assert process.stderr is not None
+        assert said in process.stderr.read().decode()
+    assert len(labels(topics)) == 10
+    admin = AdminClient({"bootstrap.servers": topics.servers})
+    start = [TopicPartition(anew.topic, p, 0) for p in range(topics.partitions)]
+    (reset,) = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(topics.group, start)]).values()
+    reset.result(60)
+    with joining(settings):
+        until(lambda: labels(topics) == {f"{of}{i}": 1 for of, n in (("a", 10), ("b", 15)) for i in range(n)})
 
 
 def test_it_goes_on_with_more_partitions(topics: Topics, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_a_dead_letter_says_where_it_comes_from(place: Place) -> None:
         "topic": place.topic.encode(),
         "partition": b"1",
         "offset": b"7",
+        "topic_id": stream.identity().encode(),
     }
     assert second.time > 1_700_000_000
 
@@ -162,8 +163,8 @@ def test_letters_are_found_each_once_and_nothing_else(place: Place) -> None:
     writer.close()
     found = letters(place)
     assert [(one.letter, one.key, one.truncated_from) for one in found] == [
-        (DeadLetter(0, 2, "not_json", "", b""), f"{place.topic}/0/2", None),
-        (letter._replace(detail="ä list, ?"), f"{place.topic}/1/5", None),
+        (DeadLetter(0, 2, "not_json", "", b""), f"{place.topic}/0/2 {stream.identity()}", None),
+        (letter._replace(detail="ä list, ?"), f"{place.topic}/1/5 {stream.identity()}", None),
     ]
 
 
@@ -206,7 +207,8 @@ def test_messages_are_put_back_each_once_however_often_that_is_interrupted(
     assert sorted(int(one.value) for one in found) == list(range(100))
     assert {(one.partition, int(one.value) % 4) for one in found} >= {(0, 0), (1, 1), (2, 2)}
     assert all(
-        one.headers[REPLAYED] == f"{place.topic}/{int(one.value) % 4}/{int(one.value)}".encode() for one in found
+        one.headers[REPLAYED] == f"{place.topic}/{int(one.value) % 4}/{int(one.value)} {stream.identity()}".encode()
+        for one in found
     )
 
 
@@ -256,3 +258,21 @@ def test_a_message_that_is_refused_again_is_a_letter_of_its_own(place: Place) ->
     replay_dead_letters(stream, buried(place), lambda: letters(place))
     bury(stream, DeadLetter(0, 0, "not_json", "", b"a"))
     assert replay_dead_letters(stream, buried(place), lambda: letters(place)) == Replayed(1, 1, [])
+
+
+def test_letters_of_a_topic_that_is_created_again_are_others(place: Place) -> None:
+    """They have the same offsets as those of the one before, and are replayed all the same."""
+    stream = place.make(1)
+    dead = place.open(place.topic + SUFFIX)
+
+    def replayed() -> Replayed:
+        return replay_dead_letters(stream, dead, lambda: read_dead_letters(stream, dead))
+
+    bury(stream, DeadLetter(0, 3, "not_json", "", b"before"))
+    assert replayed() == Replayed(1, 0, [])
+    place.remove()
+    stream = place.make(1)
+    bury(stream, DeadLetter(0, 3, "not_json", "", b"after"))
+    assert [stored.letter.value for stored in read_dead_letters(stream, dead)] == [b"before", b"after"]
+    assert replayed().replayed == 1
+    assert [one.value for one in records(stream)] == [b"after"]

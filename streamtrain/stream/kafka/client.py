@@ -258,7 +258,7 @@ class KafkaService:
 
     def __init__(self, servers: str, options: Mapping[str, Option]) -> None:
         self.name = f"Kafka at {servers}"
-        self._servers = servers
+        self.servers = servers
         self._options = dict(options)
         for name, why in RESERVED.items():
             if name in options:
@@ -299,7 +299,7 @@ class KafkaService:
         """
         options = {name: _text(value) for name, value in (DEFAULTS | dict(defaults) | self._options).items()}
         try:
-            ours = {"bootstrap.servers": self._servers, "error_cb": monitor.on_error, **settings}
+            ours = {"bootstrap.servers": self.servers, "error_cb": monitor.on_error, **settings}
             return kind(options | ours, logger=monitor)
         except (KafkaException, TypeError, ValueError) as exc:
             raise ConfigError(self._describe_config_error(exc)) from None  # the cause may show a secret
