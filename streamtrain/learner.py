@@ -1,6 +1,7 @@
 """Learner: the training loop without a stream, in one process: for notebooks, tests and replays."""
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -395,7 +396,7 @@ class Learner:
         seeds = {name.removeprefix(_SEEDS): values for name, values in state.items() if name.startswith(_SEEDS)}
         if seeds:
             own = learner._step.arrays()
-            learner._step.set_arrays(own | {name: seeds[name] for name in own if not evolve or name in seeds})
+            learner._step.set_arrays(own | _placed(seeds, own))
         for shard in restored:
             shard.resume(Progress({0: learner.samples}, {}), learner.samples, int(learner.watermark))
         learner._use(restored)
@@ -520,3 +521,24 @@ def _read_ahead(parts: Iterator[T]) -> Iterator[T]:
         stopped.set()
         requested.release()
         thread.join(_READER_SECONDS)
+
+
+def _placed(saved: dict[str, NDArray[Any]], own: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Saved states of a graph by the names of another that has the same place for them; others are left out.
+
+    Earlier releases named them as Keras does, which counts what it names in all of the process: these are known by
+    their order.
+    """
+    if own.keys() == saved.keys():
+        return saved
+    ours, theirs = (sorted(names, key=_by_number) for names in (own, saved))
+    pairs = [*zip(ours, theirs, strict=False)] if len(ours) == len(theirs) else [(one, one) for one in ours]
+    return {
+        one: saved[other]
+        for one, other in pairs
+        if other in saved and (saved[other].size, saved[other].dtype) == (own[one].size, own[one].dtype)
+    }
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

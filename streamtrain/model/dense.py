@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -82,7 +82,8 @@ class WeightInfo:
     Attributes:
         layer: its layer. One that Keras has numbered has a number by its position in the graph, such as dense_1; that
             which gives a label's prediction is named for the label, such as "output click".
-        name: its name within the layer, such as "kernel".
+        name: its name within the layer, such as "kernel"; parts of it that Keras has numbered are numbered by their
+            order within the layer.
         is_numbered: whether Keras has named the layer.
         inputs: for a kernel, what the rows of its first axis are multiplied with; empty: it is not known.
         columns: what its last axis stands for.
@@ -98,76 +99,128 @@ class WeightInfo:
 def describe_weights(model: "keras.Model", labels: Sequence[str], variables: Sequence[Any]) -> tuple[WeightInfo, ...]:
     """What each of a Keras model's variables stands for, in their order; its outputs are a mapping by label."""
     graph = _Graph(model, labels)
-    owners = {id(variable): layer for layer in model.layers for variable in layer.weights}
-    return tuple(graph.describe(variable, owners[id(variable)]) for variable in variables)
+    owners = {id(variable): layer for layer in model.layers for variable in layer.variables}
+    described = [graph.describe(variable, owners[id(variable)]) for variable in variables]
+    seen: Counter[tuple[str, str]] = Counter()
+    for i, one in enumerate(described):  # layers of one name within a layer of one's own
+        number, seen[one.layer, one.name] = seen[one.layer, one.name], seen[one.layer, one.name] + 1
+        described[i] = replace(one, name=f"{one.name} ({number})") if number else one
+    return tuple(described)
 
 
 class _Graph:
-    """Which operation gives which tensor, and what the columns of tensors stand for."""
+    """Which operation gives which tensor, and what the columns of tensors stand for.
+
+    Only advice for model/evolution.py comes of it, so it never fails: what is not known is left out.
+    """
 
     def __init__(self, model: "keras.Model", labels: Sequence[str]) -> None:
         import keras
 
-        self._makers: dict[int, Any] = {}  # by id of the tensor
         self._numbers: Counter[str] = Counter()
         self._names: dict[int, str] = {}  # by id of the operation
         self._numbered: set[int] = set()
+        self._inner: dict[int, str] = {}  # names of variables within their layers, by id
         for operation in model.operations:
             kind = _snake_case(type(operation).__name__)
-            if re.fullmatch(rf"{kind}(_\d+)?", operation.name):
+            if _is_numbered(operation):
                 number, self._numbers[kind] = self._numbers[kind], self._numbers[kind] + 1
                 self._names[id(operation)] = f"{kind}_{number}" if number else kind
                 self._numbered.add(id(operation))
             else:
                 self._names[id(operation)] = operation.name
-            for tensor in _tensors(operation, "output"):
-                self._makers[id(tensor)] = operation
+        self._calls = _calls(model.outputs)
+        self._makers = {id(tensor): call for call in self._calls for tensor in call.outputs}
         in_order = keras.tree.flatten({label: label for label in labels})  # as the model has flattened its outputs
         for label, tensor in zip(in_order, model.outputs, strict=True):
-            maker = self._first(tensor)
-            if maker is not None and id(maker) in self._numbered:
-                self._names[id(maker)] = f"output {label}"
+            call = self._first(tensor)
+            if call is not None and id(call.operation) in self._numbered:
+                self._names[id(call.operation)] = f"output {label}"
 
-    def _first(self, tensor: Any) -> Any:
-        """The operation that gives a tensor, before those that change only its columns' values."""
-        maker = self._makers.get(id(tensor))
-        while maker is not None and type(maker).__name__ in _COLUMNWISE:
-            maker = self._makers.get(id(_tensors(maker, "input")[0]))
-        return maker
+    def _first(self, tensor: Any) -> "_Call | None":
+        """The call that gives a tensor, before those that change only its columns' values."""
+        call = self._makers.get(id(tensor))
+        while call is not None and type(call.operation).__name__ in _COLUMNWISE:
+            call = self._makers.get(id(call.inputs[0]))
+        return call
 
     def segments(self, tensor: Any) -> tuple[Segment, ...]:
-        """What the last axis of a tensor stands for."""
-        maker, width = self._first(tensor), tensor.shape[-1]
-        if maker is None or not isinstance(width, int):
+        """What the last axis of a tensor stands for; empty: it is not known."""
+        call, width = self._first(tensor), tensor.shape[-1] if tensor.shape else None
+        if call is None or not isinstance(width, int):
             return ()
-        inputs = _tensors(maker, "input")
+        maker = call.operation
         if type(maker).__name__ == "Concatenate" and maker.axis in (-1, len(tensor.shape) - 1):
-            return tuple(_joined(one for part in inputs for one in self.segments(part)))
-        return (Segment(self._names[id(maker)], width),)
+            parts = [self.segments(part) for part in call.inputs]
+            return tuple(_joined(one for part in parts for one in part)) if all(parts) else ()
+        return (Segment(self._names[id(maker)], width),) if id(maker) in self._names else ()
 
     def describe(self, variable: Any, layer: Any) -> WeightInfo:
         """What a variable of a layer stands for."""
-        given = _tensors(layer, "input")
-        inputs = self.segments(given[0]) if len(given) == 1 else ()
-        name, shape = self._names[id(layer)], tuple(variable.shape)
-        inner = variable.path.removeprefix(f"{layer.name}/")
-        is_kernel = type(layer).__name__ == "Dense" and len(shape) == 2
-        last = shape[-1] if shape else 1
-        if type(layer).__name__ in _COLUMNWISE and sum(one.width for one in inputs) == last:
-            columns = inputs
-        else:
-            columns = (Segment(name, last),)
+        given = {
+            self.segments(call.inputs[0]) if len(call.inputs) == 1 else ()
+            for call in self._calls
+            if call.operation is layer
+        }
+        inputs = given.pop() if len(given) == 1 else ()  # of all calls the same
+        name, shape = self._names.get(id(layer), layer.name), tuple(variable.shape)
+        if id(variable) not in self._inner:
+            self._inner |= _inner_names(layer)
+        inner = self._inner[id(variable)]
+        width, last = sum(one.width for one in inputs), shape[-1] if shape else 1
+        is_kernel = type(layer).__name__ == "Dense" and inner == "kernel" and shape[:1] == (width,)
+        is_columnwise = type(layer).__name__ in _COLUMNWISE and width == last
+        columns = inputs if is_columnwise else (Segment(name, last),)
         return WeightInfo(name, inner, id(layer) in self._numbered, inputs if is_kernel else (), columns)
 
 
-def _tensors(operation: Any, which: str) -> list[Any]:
-    """The tensors that an operation takes or gives; none of one that is called several times."""
-    import keras
+def _is_numbered(named: Any) -> bool:
+    """Whether Keras has named it after its class, and counted."""
+    return re.fullmatch(rf"{_snake_case(type(named).__name__)}(_\d+)?", named.name) is not None
 
-    try:
-        return list(keras.tree.flatten(getattr(operation, which)))
-    except (AttributeError, ValueError):
-        return []
+
+def _inner_names(layer: Any) -> dict[int, str]:
+    """Names of a layer's variables within it, by id: Keras counts what it names in all of the process."""
+    numbered = {one.name for one in layer._flatten_layers(include_self=False) if _is_numbered(one)}
+    numbers: Counter[str] = Counter()
+    given: dict[str, str] = {}
+    names = {}
+    for variable in layer.variables:
+        *scopes, name = variable.path.removeprefix(f"{layer.name}/").split("/")
+        for scope in scopes:
+            if scope not in given:
+                is_numbered = scope in numbered or re.fullmatch(r"seed_generator(_\d+)?", scope)
+                kind = re.sub(r"_\d+$", "", scope) if is_numbered else scope
+                number, numbers[kind] = numbers[kind], numbers[kind] + 1
+                given[scope] = f"{kind}_{number}" if number else kind
+        names[id(variable)] = "/".join([*(given[scope] for scope in scopes), name])
+    return names
+
+
+class _Call(NamedTuple):
+    """An operation called on tensors; a layer that is shared is called several times."""
+
+    operation: Any
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def _calls(outputs: Sequence[Any]) -> list[_Call]:
+    """All calls that tensors come of.
+
+    `Operation.input` and `output` are those of its first call: of others only the history of tensors tells.
+    """
+    found: dict[int, _Call] = {}
+    left = [*outputs]
+    while left:
+        history = getattr(left.pop(), "_keras_history", None)
+        if history is None:
+            continue
+        node = history.operation._inbound_nodes[history.node_index]
+        if id(node) not in found:
+            found[id(node)] = _Call(history.operation, [*node.input_tensors], [*node.outputs])
+            left += node.input_tensors
+    return [*found.values()]
 
 
 def _joined(segments: Iterator[Segment]) -> Iterator[Segment]:

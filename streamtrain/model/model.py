@@ -171,7 +171,11 @@ class Model:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-        return keras.Model(inputs, self._outputs(outputs), name=self.name)
+        outputs = self._outputs(outputs)
+        try:
+            return keras.Model(inputs, outputs, name=self.name)
+        except Exception as exc:  # such as layers of one name
+            raise ConfigError(describe_failure("graph", exc)) from exc
 
     def _inputs(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape without the batch and dtype of every input, in the order of the features."""

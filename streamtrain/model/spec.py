@@ -127,6 +127,7 @@ class Spec:
             spec.make_tables()
             spec.make_dense([])
             spec._check()
+            spec = replace(spec, about=spec._fitting())
             return spec.with_rates(given.get("rates", {}))
         except _MALFORMED as exc:
             raise ConfigError(f"invalid model spec: {type(exc).__name__}: {exc}") from exc
@@ -152,12 +153,14 @@ class Spec:
         ):
             if len(described) != len(shapes):
                 raise ValueError(f"{len(described)} {what} are described, but there are {len(shapes)}")
-            for one, shape in zip(described, shapes, strict=True):
-                ends = (one["inputs"], shape[:1] or (1,)), (one["columns"], shape[-1:] or (1,))
-                for segments, (extent,) in ends:
-                    widths = [width for _, width in segments]
-                    if widths and (min(widths) < 0 or sum(widths) != extent):
-                        raise ValueError(f"the description of {one['layer']}/{one['name']} does not fit shape {shape}")
+
+    def _fitting(self) -> dict[str, Any]:
+        """What the parts stand for, without descriptions that do not fit: they are advice, and some were wrong once."""
+        fitting = dict(self.about)
+        for what, shapes in ("weights", self.dense), ("statistics", self.statistics):
+            if what in fitting:
+                fitting[what] = [_fitted(one, shape) for one, shape in zip(fitting[what], shapes, strict=True)]
+        return fitting
 
     def to_json(self) -> str:
         """The spec as JSON."""
@@ -331,6 +334,22 @@ def _complete(optimizer: dict[str, Any]) -> dict[str, Any]:
     """Settings of an optimizer with what earlier releases did not have."""
     has_decay = optimizer["optimizer"] in ("adagrad", "rowwise_adagrad")
     return {**optimizer, **({"decay": optimizer.get("decay", 1.0)} if has_decay else {})}
+
+
+def _fitted(described: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """A description of a weight of this shape, with what does not fit replaced by what says nothing."""
+
+    def fits(segments: list[list[Any]], extent: int) -> bool:
+        widths = [width for _, width in segments]
+        return not widths or (min(widths) >= 0 and sum(widths) == extent)
+
+    rows, columns = (shape or (1,))[0], (shape or (1,))[-1]
+    inputs = described["inputs"] if fits(described["inputs"], rows) else []
+    whole = [[described["layer"], columns]]
+    return described | {
+        "inputs": inputs,
+        "columns": described["columns"] if fits(described["columns"], columns) else whole,
+    }
 
 
 def _changes(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:

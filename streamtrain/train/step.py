@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from streamtrain._core import Plan
 from streamtrain.errors import ConfigError
 from streamtrain.model.batch import Batch
+from streamtrain.model.dense import describe_weights
 from streamtrain.model.forward import Forward, Traced, differs_in_training, tensor_view
 from streamtrain.model.model import Model, describe_failure, loss_function
 
@@ -94,12 +95,15 @@ class Step:
                 raise ConfigError(describe_failure(f"loss of {name!r}", exc)) from exc
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The states of the graph's random generators by path."""
-        return {variable.path: value.numpy() for variable, value in zip(self.forward.own, self.state, strict=True)}
+        """The states of the graph's random generators and counters, by their place in the graph."""
+        labels = [label.name for label in self._model.labels]
+        places = describe_weights(self._model.keras, labels, self.forward.own)
+        return {f"{one.layer}/{one.name}": value.numpy() for one, value in zip(places, self.state, strict=True)}
 
     def set_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Replaces the states of the graph's random generators by those that `arrays` gave."""
-        self.state = [self._tf.constant(arrays[v.path], v.dtype) for v in self.forward.own]
+        """Replaces these states by those that `arrays` gave."""
+        constant = self._tf.constant  # a checkpoint keeps a number as a list of one
+        self.state = [constant(arrays[place].reshape(was.shape), was.dtype) for place, was in self.arrays().items()]
 
     def train(self, parameters: Floats, plan: Plan, rows: Floats, batch: Batch) -> StepResult:
         """Predicts a batch, then computes the gradients of its loss.
