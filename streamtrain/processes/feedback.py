@@ -22,13 +22,13 @@ def make_feedback(settings: Settings) -> Feedback:
         ConfigError: a topic is wrong, or not one of Kafka.
     """
     chosen, join = settings.serve, settings.join
-    fields = Fields(join.id, join.time, join.kind, join.value)
+    fields = Fields(join.id, join.time, join.kind, join.value, join.keep.weight or "")
     impressions: ImpressionLog | None = None
     outcomes: OutcomeWriter | None = None
     progress: JoinProgress | None = None
     if chosen.log:
         appender = _appender(settings, chosen.log, "serve.log", ImpressionLog.options())
-        impressions = ImpressionLog(appender, fields, chosen.log_sample)
+        impressions = ImpressionLog(appender, fields, own_ids=chosen.log_own_ids, sample=chosen.log_sample)
     if topic := chosen.outcomes or join.outcomes:
         key = "serve.outcomes" if chosen.outcomes else "join.outcomes"
         labels = join.labels.values() if topic == join.outcomes else ()

@@ -153,6 +153,8 @@ class ServeSettings(Group):
             endpoint only.
         log: topic to which what was predicted is written, "kafka://host:port/topic" or the name of one at `stream.url`;
             None: it is not written.
+        log_own_ids: whether the id of an instance that has one is that of its impression; otherwise it has none of its
+            own: who may predict could give it that of another, whose outcomes then count for both.
         log_sample: share of the predictions that is written, drawn by id.
         outcomes: topic for the outcomes that clients post, likewise; None: they are refused.
     """
@@ -180,6 +182,7 @@ class ServeSettings(Group):
     threads: Annotated[Count, Field(ge=0, le=1024)] = 1
     metrics: Listen | None = None
     log: Text | None = None
+    log_own_ids: Flag = False
     log_sample: Annotated[Ratio, Field(gt=0)] = 1.0
     outcomes: Text | None = None
 

@@ -163,7 +163,7 @@ _NEEDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("stream.registry_config", "stream.registry", ()),
     ("serve.traffic serve.routing_key", "publish.url", ()),
     ("serve.cache_bytes", "serve.lookup", ("cache",)),
-    ("serve.log_sample", "serve.log", ()),
+    ("serve.log_sample serve.log_own_ids", "serve.log", ()),
 )
 """Settings, the setting without which they have no effect, and the values that it needs; none: any."""
 

@@ -55,7 +55,7 @@ class Drawn:
         kinds: dict[str, Callable[[], Any]] = {
             "dense": lambda: self.keras.layers.Dense(self.random.randrange(1, 6), "relu"),
             "activation": lambda: self.keras.layers.Activation("sigmoid"),
-            "norm": lambda: self.keras.layers.BatchNormalization(),
+            "norm": self.keras.layers.BatchNormalization,
             "layer norm": self.keras.layers.LayerNormalization,
             "dropout": lambda: self.keras.layers.Dropout(0.2),
             "reshape": lambda: self.keras.layers.Reshape((width,)),

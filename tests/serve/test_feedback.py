@@ -21,7 +21,7 @@ from streamtrain.errors import ConfigError
 from streamtrain.processes.feedback import make_feedback
 from streamtrain.processes.serving import check_serving
 from streamtrain.serve.feedback.feedback import Feedback
-from streamtrain.serve.feedback.impressions import Answered, Fields, impressions
+from streamtrain.serve.feedback.impressions import Answered, Fields, OwnFields, impressions
 from streamtrain.serve.feedback.outcomes import BadOutcome, Outcome
 from streamtrain.serve.http.app import Server, configure, make_app
 from streamtrain.serve.http.service import ServingConfig
@@ -141,6 +141,7 @@ def test_what_was_answered_is_written(place: Place) -> None:
             "arm": headers["x-arm"],
             "propensity": float(headers["x-propensity"]),
         }
+        assert one["time"] == one.pop("ts")  # the model's
         assert abs(one.pop("time") - record.time) < PATIENCE
         assert one == instance | {"id": (record.key or b"").decode()}
         arms.add(serving["arm"])
@@ -172,7 +173,7 @@ def test_all_protocols_write(place: Place) -> None:
     }
 
 
-@pytest.mark.parametrize("place", [{"log_sample": 0.3}], indirect=True)
+@pytest.mark.parametrize("place", [{"log_sample": 0.3, "log_own_ids": True}], indirect=True)
 def test_a_sample_is_drawn_by_id(place: Place) -> None:
     ids = [f"s{i}" for i in range(200)]
     for _ in range(2):
@@ -191,17 +192,18 @@ def test_a_sample_is_drawn_by_id(place: Place) -> None:
     }
 
 
-def one_impression(message: bytes, **fields: str) -> tuple[bytes, dict[str, Any]]:
+def one_impression(message: bytes, *, own_ids: bool = False, **fields: str) -> tuple[bytes, dict[str, Any]]:
     answered = Answered(
         "r",
         1_700_000_000.25,
         "model",
         ["label"],
+        OwnFields("at", "importance"),
         [message],
         np.array([[0.5]], np.float32),
         {"x-model-version": "head", "x-publication": "2"},
     )
-    ((key, value),) = impressions(answered, Fields(**fields))
+    ((key, value),) = impressions(answered, Fields(**fields), own_ids=own_ids)
     assert len(dict(json.loads(value))) == len(json.loads(value, object_pairs_hook=list))  # no field twice
     return key, json.loads(value)
 
@@ -209,32 +211,51 @@ def one_impression(message: bytes, **fields: str) -> tuple[bytes, dict[str, Any]
 ABOUT = {
     "serving": {"model": "model", "version": "head", "publication": 2, "prediction": {"label": 0.5}},
 }
-TIME = {"time": 1_700_000_000.25}
+TIME = {"time": 1_700_000_000.25, "at": 1_700_000_000.25}
 
 
 @pytest.mark.parametrize(
-    ("message", "key", "expected"),
+    ("message", "own", "expected"),
     [
-        (b"{}", b"r-0", {"id": "r-0"} | TIME),
-        (b' {"a": [1, 2.50]} ', b"r-0", {"id": "r-0", "a": [1, 2.5]} | TIME),
-        (b'{"id": "mine", "a": "\\u00e9"}', b"mine", {"id": "mine", "a": "é"} | TIME),
-        (b'{"id": 17}', b"17", {"id": "17"} | TIME),
-        (b'{"\\u0069d": "hidden"}', b"hidden", {"id": "hidden"} | TIME),
-        (b'{"time": 5, "a": 1}', b"r-0", {"id": "r-0", "time": 5, "a": 1}),
-        (b'{"label": 1, "serving": {"prediction": 9}, "a": 1}', b"r-0", {"id": "r-0", "a": 1} | TIME),
-        (b'{"id": ["x"], "time": true}', b"r-0", {"id": "r-0"} | TIME),
-        (b'{"id": "%s"}' % (b"x" * 1_000_000), b"r-0", {"id": "r-0"} | TIME),
-        (b'{"id": ""}', b"r-0", {"id": "r-0"} | TIME),
+        (b"{}", "", {}),
+        (b' {"a": [1, 2.50]} ', "", {"a": [1, 2.5]}),
+        (b'{"id": "mine", "a": "\\u00e9"}', "mine", {"a": "é"}),
+        (b'{"id": 17}', "17", {}),
+        (b'{"\\u0069d": "hidden"}', "hidden", {}),
+        (b'{"time": 5, "at": 6, "a": 1}', "", {"a": 1}),
+        (b'{"importance": 1e30, "b": 1}', "", {"b": 1}),
+        (b'{"\\u0069mportance": 1e6, "n": %s}' % (b"9" * 30), "", {"n": int("9" * 30)}),
+        (b'{"importance": 1e30, "importance": 2, "w": 3}', "", {}),
+        (b'{"label": 1, "serving": {"prediction": 9}, "a": 1}', "", {"a": 1}),
+        (b'{"id": ["x"], "time": true}', "", {}),
+        (b'{"id": "%s"}' % (b"x" * 1_000_000), "", {}),
+        (b'{"id": ""}', "", {}),
     ],
     ids=lambda given: str(given)[:30],
 )
-def test_fields_of_an_instance(message: bytes, key: bytes, expected: dict[str, Any]) -> None:
-    assert one_impression(message) == (key, expected | ABOUT)
+def test_fields_of_an_instance(message: bytes, own: str, expected: dict[str, Any]) -> None:
+    """What a caller may not say is left out: the id, unless that is set, times, and weights, also that of a join."""
+    for own_ids in (False, True):
+        key = own if own_ids and own else "r-0"
+        wanted = {"id": key} | TIME | ABOUT | expected
+        assert one_impression(message, own_ids=own_ids, weight="w") == (key.encode(), wanted)
 
 
 def test_names_of_fields() -> None:
-    key, one = one_impression(b'{"id": 1, "session": "s", "at": "2023-11-14"}', id="session", time="at")
-    assert (key, one["session"], one["at"], one["id"]) == (b"s", "s", "2023-11-14", 1)
+    message = b'{"id": 1, "session": "s", "when": "2023-11-14"}'
+    key, one = one_impression(message, own_ids=True, id="session", time="when")
+    assert (key, one["session"], one["when"], one["id"]) == (b"s", "s", 1_700_000_000.25, 1)
+
+
+def test_a_feature_with_the_name_of_a_field_is_refused(kafka: Broker, valkey: str) -> None:
+    log = make_feedback(settings_of(kafka, valkey, "fields")).impressions
+    own_ids = make_feedback(settings_of(kafka, valkey, "fields", log_own_ids=True)).impressions
+    assert log is not None
+    assert own_ids is not None
+    for name, words in {"id": r"'id'.*set join\.id", "time": r"'time'.*set join\.time", "serving": "'serving'"}.items():
+        with pytest.raises(ConfigError, match=words):
+            log.check_fields("model", {"user", name})
+    own_ids.check_fields("model", {"user", "id"})
 
 
 def test_outcomes_are_where_the_answer_says(place: Place) -> None:

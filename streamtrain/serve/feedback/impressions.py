@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import orjson
 
 from streamtrain._core import hash_bytes
-from streamtrain.errors import WriteFailed
+from streamtrain.errors import ConfigError, WriteFailed
 from streamtrain.logs import LogThrottle
 from streamtrain.store.publication import Floats
 from streamtrain.stream.kafka.appender import Appended, KafkaAppender
@@ -40,12 +41,21 @@ class Fields:
         time: event time.
         kind: of an outcome.
         value: of an outcome.
+        weight: of a sample, where the join writes one; "": it does not.
     """
 
     id: str = "id"
     time: str = "time"
     kind: str = "kind"
     value: str = "value"
+    weight: str = ""
+
+
+class OwnFields(NamedTuple):
+    """Names of the fields of a model's samples that say when they are of and how much they count; None: it has none."""
+
+    time: str | None = None
+    weight: str | None = None
 
 
 class Answered(NamedTuple):
@@ -56,6 +66,7 @@ class Answered(NamedTuple):
         time: when it arrived, in seconds since the epoch.
         model: name.
         labels: of the model, by column of predictions.
+        own: fields of a sample that are not the caller's to set: its event time, and its weight.
         messages: the instances, as JSON.
         predictions: float32 [n, L].
         headers: of the response.
@@ -65,6 +76,7 @@ class Answered(NamedTuple):
     time: float
     model: str
     labels: Sequence[str]
+    own: "OwnFields"
     messages: Sequence[bytes]
     predictions: Floats
     headers: Mapping[str, str]
@@ -74,18 +86,28 @@ class ImpressionLog:
     """Writes impressions in a thread of its own. Requests never wait for it: what there is no room for is dropped.
 
     An impression is the instance as it was asked, with an id, its event time, and under `SERVING` the model, version,
-    publication, arm, propensity and prediction. The id is that of the request, "-" and the index of the instance,
-    unless the instance has an id of its own; so is the event time.
+    publication, arm, propensity and prediction. The id is that of the request, "-" and the index of the instance, and
+    the event time when the request arrived: whoever may predict does not say what is learned of it, and how much.
 
     Args:
         appender: of the topic.
         fields: names of the id and of the event time.
+        own_ids: whether the id of an instance that has one is that of its impression.
         sample: share of the impressions that is written, drawn by a hash of the id.
         room: bytes that may wait until Kafka has them.
     """
 
-    def __init__(self, appender: KafkaAppender, fields: Fields, sample: float = 1.0, room: int = _ROOM) -> None:
-        self._appender, self._fields, self._sample, self._room = appender, fields, sample, room
+    def __init__(
+        self,
+        appender: KafkaAppender,
+        fields: Fields,
+        *,
+        own_ids: bool = False,
+        sample: float = 1.0,
+        room: int = _ROOM,
+    ) -> None:
+        self._appender, self._fields, self._own_ids = appender, fields, own_ids
+        self._sample, self._room = sample, room
         self._queue: deque[tuple[Answered, int]] = deque()
         self._lock = threading.Lock()
         self._waiting = 0  # bytes
@@ -103,6 +125,24 @@ class ImpressionLog:
     def options() -> dict[str, int]:
         """Options of its appender, whose own queue is larger than the room."""
         return dict(_OPTIONS)
+
+    def check_fields(self, model: str, fields: Collection[str]) -> None:
+        """Raises ConfigError if the model reads a field that an impression has for something else.
+
+        Args:
+            model: its name.
+            fields: that it reads of instances.
+        """
+        reserved = {self._fields.time: "join.time", SERVING: ""} | (
+            {} if self._own_ids else {self._fields.id: "join.id"}
+        )
+        for name, setting in reserved.items():
+            if name in fields:
+                way_out = f"set {setting} to another name" if setting else "give the feature another field"
+                raise ConfigError(
+                    f"serve.log: impressions have a field {name!r} of their own, which model {model!r} reads as a "
+                    f"feature: {way_out}"
+                )
 
     @property
     def counts(self) -> dict[str, int]:
@@ -170,7 +210,7 @@ class ImpressionLog:
                 time.sleep(0)  # lets the thread of requests have the interpreter
 
     def _write(self, answered: Answered) -> None:
-        for key, value in impressions(answered, self._fields):
+        for key, value in impressions(answered, self._fields, own_ids=self._own_ids):
             if self._sample < 1 and (hash_bytes(key) >> 11) / (1 << 53) >= self._sample:
                 with self._lock:
                     self._counts["skipped"] += 1
@@ -198,8 +238,8 @@ class ImpressionLog:
             logger.warning("%d impressions were not written: %s", times, why)
 
 
-def impressions(answered: Answered, fields: Fields) -> Iterator[tuple[bytes, bytes]]:
-    """The key and the value of each impression of a request."""
+def impressions(answered: Answered, fields: Fields, *, own_ids: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    """The key and the value of each impression of a request; arguments as of `ImpressionLog`."""
     headers = answered.headers
     about: dict[str, Any] = {"model": answered.model, "version": headers["x-model-version"]}
     about["publication"] = int(headers["x-publication"])
@@ -209,34 +249,40 @@ def impressions(answered: Answered, fields: Fields) -> Iterator[tuple[bytes, byt
     columns = [_texts(answered.predictions[:, j]) for j in range(len(answered.labels))]
     labels = [orjson.dumps(label) for label in answered.labels]
     rows = [b",".join(map(b"%s:%s".__mod__, zip(labels, row, strict=True))) for row in zip(*columns, strict=True)]
-    reserved = {fields.id, fields.time, SERVING, *answered.labels}
+    times = list(dict.fromkeys(filter(None, (fields.time, answered.own.time))))
+    reserved = {fields.id, SERVING, *times, *answered.labels, *filter(None, (fields.weight, answered.own.weight))}
     marks = [orjson.dumps(name) for name in reserved]
-    id_name, time_name = orjson.dumps(fields.id), orjson.dumps(fields.time)
+    moment = orjson.dumps(round(answered.time, 6))
+    id_name, moments = orjson.dumps(fields.id), b",".join(b"%s:%s" % (orjson.dumps(name), moment) for name in times)
     for index, (message, row) in enumerate(zip(answered.messages, rows, strict=True)):
-        text, moment = f"{answered.request}-{index}", orjson.dumps(round(answered.time, 6))
-        body = message.strip()
+        text, body = f"{answered.request}-{index}", message.strip()
         if b"\\" in body or any(mark in body for mark in marks):
-            text, moment, body = _apart(body, text, moment, fields, reserved)
+            own, body = _apart(body, fields.id, reserved)
+            text = own if own_ids and own else text
         rest = body[1:-1].strip()
-        parts = (id_name, orjson.dumps(text), time_name, moment, head, row, b"," * bool(rest), rest)
-        yield text.encode(), b'{%s:%s,%s:%s,"serving":%s,"prediction":{%s}}%s%s}' % parts
+        parts = (id_name, orjson.dumps(text), moments, head, row, b"," * bool(rest), rest)
+        yield text.encode(), b'{%s:%s,%s,"serving":%s,"prediction":{%s}}%s%s}' % parts
 
 
 def _texts(column: Floats) -> list[bytes]:
     return orjson.dumps(column.copy(), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
 
 
-def _apart(
-    body: bytes, text: str, moment: bytes, fields: Fields, reserved: Collection[str]
-) -> tuple[str, bytes, bytes]:
-    """The id, the time as JSON, and the other fields of an instance that may have fields with reserved names."""
+def _apart(body: bytes, id_field: str, reserved: Collection[str]) -> tuple[str, bytes]:
+    """The id of an instance that may have fields with reserved names, or "", and its other fields as they are."""
     try:
-        instance = orjson.loads(body)
-    except orjson.JSONDecodeError:  # of what only the model's decoder reads, such as lone surrogates: kept as it is
-        return text, moment, body
-    own, own_time = instance.get(fields.id), instance.get(fields.time)
-    if isinstance(own, str | int) and not isinstance(own, bool) and 0 < len(str(own).encode()) <= MAX_ID_BYTES:
-        text = str(own)
-    if isinstance(own_time, str | int | float) and not isinstance(own_time, bool):
-        moment = orjson.dumps(own_time)
-    return text, moment, orjson.dumps({name: value for name, value in instance.items() if name not in reserved})
+        instance = _FIELDS.decode(body)
+    except (
+        msgspec.DecodeError
+    ):  # which the model's decoder has read: rather nothing of it than what is not the caller's
+        return "", b"{}"
+    try:
+        own = msgspec.json.decode(instance.get(id_field, b"null"), type=str | int | None)
+    except msgspec.DecodeError:
+        own = None
+    is_id = own is not None and len(str(own).encode()) <= MAX_ID_BYTES
+    others = {name: value for name, value in instance.items() if name not in reserved}
+    return str(own) if is_id else "", msgspec.json.encode(others)
+
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from streamtrain.metrics.serving import LoadedState, ModelState
+from streamtrain.serve.feedback.impressions import OwnFields
 from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.http.inputs import InputField, input_fields
 from streamtrain.serve.http.responses import RETRY_SECONDS, HTTPError
@@ -37,6 +38,7 @@ class ServedModel:
         published: under which it is published, as arms of the traffic name it.
         fields: that its instances may have, by name.
         labels: names of its outputs, by column of predictions.
+        own_fields: of its samples, which its instances do not set.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ServedModel:
         self.model, self.name, self.published = registry.model, registry.model.name, registry.origin.name
         self.fields: Mapping[str, InputField] = input_fields(self.model.schema)
         self.labels = [label.name for label in self.model.labels]
+        self.own_fields = OwnFields(self.model.schema.time, self.model.schema.weight)
         self.selection = updater.selection if updater else Selection(registry)
         self.watchdog = Watchdog(self.selection, watchdog)
         self.routed_fields = self.fields

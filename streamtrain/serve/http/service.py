@@ -122,6 +122,8 @@ class Service:
         self.metrics = ServingMetrics(now=now)
         self.batcher = Batcher(config.max_batch, config.max_queue, config.max_wait, observe=self.metrics.observe_batch)
         for model in models:
+            if self.feedback.impressions is not None:
+                self.feedback.impressions.check_fields(model.name, model.fields)
             model.meet(models, config.routing_key, config.traffic if model is self.default else None)
         self.metrics.watch(self._state)
         self._following = PeriodicTask(
@@ -295,7 +297,8 @@ class Service:
             predicted, about = await self._predict(target, target.choose, messages, wanted, began, in_thread=in_thread)
         if (log := self.feedback.impressions) is not None:
             model, arrived = target.model, self._now() - (time.perf_counter() - began)
-            log.take(Answered(REQUEST.get(), arrived, model.name, model.labels, messages, predicted.predictions, about))
+            answered = (REQUEST.get(), arrived, model.name, model.labels, model.own_fields, messages)
+            log.take(Answered(*answered, predicted.predictions, about))
         return predicted, about
 
     async def _predict_routed(
