@@ -24,6 +24,7 @@ from streamtrain.stream.buffer import Messages, PartitionBuffer
 from streamtrain.stream.dead_letters import DeadLetter, DeadLetters
 from streamtrain.stream.formats.factory import Format
 from streamtrain.stream.source import Listener, Stream
+from streamtrain.train.lateness import find_late
 
 logger = logging.getLogger(__name__)
 
@@ -251,10 +252,7 @@ class StreamIntake:
         batch, bad = self._without_future(messages, *self._decode(messages.values))
         self._check_ratio(spans, messages, bad)
         partitions = np.repeat([span.partition for span in spans], np.diff(messages.starts))
-        watermarks, marks = self._advance_watermarks(spans, messages, batch)
-        late = np.zeros(len(batch), np.bool_)
-        if self._policy.late_after is not None:
-            late = batch.times < marks - self._policy.late_after
+        watermarks, marks, late = self._advance_watermarks(spans, messages, batch)
         refused = bad
         if late.any() and self._policy.late == "dead":
             refused = sorted([*bad, *(BadSample(int(i), LATE, "") for i in batch.kept[late])], key=lambda b: b.index)
@@ -301,16 +299,21 @@ class StreamIntake:
 
     def _advance_watermarks(
         self, spans: Sequence[Span], messages: Messages, batch: Batch
-    ) -> tuple[dict[int, float], NDArray[np.float64]]:
-        """Watermarks after these ranges, and for each sample that of its partition before it."""
-        marks = np.zeros(len(batch))
+    ) -> tuple[dict[int, float], NDArray[np.float64], NDArray[np.bool_]]:
+        """Watermarks after these ranges; for each sample that of its partition before it, and whether it is late."""
+        marks, late = np.zeros(len(batch)), np.zeros(len(batch), np.bool_)
         bounds = np.searchsorted(batch.kept, messages.starts)
+        logged = messages.times[batch.kept] / 1000
+        logged[logged < 0] = np.nan
         for span, start, stop in zip(spans, bounds, bounds[1:], strict=False):
-            before = self._watermarks.get(span.partition, 0.0)
-            running = np.maximum.accumulate(np.concatenate([[before], batch.times[start:stop]]))
+            before, of = self._watermarks.get(span.partition, 0.0), slice(start, stop)
+            if self._policy.late_after is None:
+                running = np.maximum.accumulate(np.concatenate([[before], batch.times[of]]))
+            else:
+                running, late[of] = find_late(before, batch.times[of], logged[of], self._policy.late_after)
             self._watermarks[span.partition] = float(running[-1])
-            marks[start:stop] = running[:-1]
-        return {span.partition: self._watermarks[span.partition] for span in spans}, marks
+            marks[of] = running[:-1]
+        return {span.partition: self._watermarks[span.partition] for span in spans}, marks, late
 
     def _sampled(self, batch: Batch, origins: Origins) -> tuple[Batch, Origins]:
         if self._sampling is None or not len(batch):

@@ -233,11 +233,13 @@ def late_log() -> list[bytes]:
 
 
 def late_of(messages: Sequence[bytes], after: float) -> list[int]:
+    """Of old data without a jump ahead."""
     latest, late = 0.0, []
     for offset, message in enumerate(messages):
         ts = json.loads(message)["ts"]
         if ts < latest - after:
             late.append(offset)
+            latest -= min(after / 256, latest - ts)
         latest = max(latest, ts)
     return late
 
