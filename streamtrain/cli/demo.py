@@ -64,7 +64,7 @@ def demo(
         is_json = settings.log.format == "json"
         console = Console(file=_JsonLines(), soft_wrap=True) if is_json else Console(stderr=True, highlight=False)
         check(settings, defaults)
-        sockets = stack.enter_context(listening(settings.serve.listen))
+        sockets = stack.enter_context(listening(settings.serve))
         stopped = stop_on_signals()
         log = LogFile(is_json=is_json)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("STREAMTRAIN_")}

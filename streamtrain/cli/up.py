@@ -90,7 +90,7 @@ def up(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
 
         given = {key: str(value) for key, value in overrides.items() if value is not None} | defaults
         stopped = stop_on_signals()
-        with listening(settings.serve.listen) as sockets, kept_secrets(settings, defaults) as file:
+        with listening(settings.serve) as sockets, kept_secrets(settings, defaults) as file:
             kept = [text for text in setting or [] if text.partition("=")[0] not in defaults]
             options = ["--config", str(config)] if config else []
             options += [part for text in kept for part in ("--set", text)]

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 # Stages: whatever is needed by others starts before them and ends after them.
 _SERVERS, _SHARDS, _COORDINATOR, _SERVING, _WORKERS = range(5)
 
+_LAST_PORT = 65_535
 _MEGABYTES = {"tensorflow": WITH_TENSORFLOW, "ps": 150, "kafka": 600, "valkey": 100}
 """Memory that a process needs at least, in addition to rows."""
 
@@ -257,9 +258,10 @@ def check(settings: Settings, given: Mapping[str, str]) -> None:
     if VALKEY in _embedded(given):
         find_binary(settings.up.redis)
     for address, whose in _addresses(settings):
-        place = parse_address(address, whose, any_port=whose.endswith(".metrics"))
-        if place.port:
-            check_free(place.host, place.port, whose)
+        place = parse_address(address, whose, any_port=whose.endswith((".metrics", ".grpc_listen")))
+        more = settings.serve.processes - 1 if whose == "serve.metrics" else 0  # each has the next port
+        for port in range(place.port, min(place.port + more, _LAST_PORT) + 1) if place.port else ():
+            check_free(place.host, port, whose)
     _check_memory(settings, given)
     if "stream.url" not in given:
         try:
@@ -301,6 +303,7 @@ def _addresses(settings: Settings) -> list[tuple[str, str]]:
     """Where the processes are going to listen, and which setting says so."""
     listening = {
         "serve.listen": settings.serve.listen,
+        "serve.grpc_listen": settings.serve.grpc_listen,
         "serve.metrics": settings.serve.metrics,
         "coordinator.metrics": settings.coordinator.metrics,
         "join.metrics": settings.join.metrics,

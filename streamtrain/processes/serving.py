@@ -32,7 +32,7 @@ from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.leases import VersionLeases
 from streamtrain.serve.predictor import WARM_SIZES
 from streamtrain.serve.registry import HEAD, Registry, Version
-from streamtrain.settings.groups import PublishSettings, Settings
+from streamtrain.settings.groups import PublishSettings, ServeSettings, Settings
 from streamtrain.store.checkpoint.source import CheckpointOrigin
 from streamtrain.store.publication import PROD
 from streamtrain.store.redis.model import RedisModel
@@ -48,12 +48,15 @@ _BACKLOG = 2048
 
 
 @contextmanager
-def listening(address: str) -> Iterator[list[socket.socket]]:
+def listening(chosen: ServeSettings) -> Iterator[list[socket.socket]]:
     """Sockets that all processes take connections from: one that dies leaves those that wait to the others.
 
+    The port of gRPC is reserved for them.
+
     Raises:
-        ConfigError: the address is wrong, in use, or not of this machine.
+        ConfigError: an address is wrong, in use, or not of this machine.
     """
+    address = chosen.listen
     place = parse_address(address, "serve.listen", any_port=True)
     if place.path:
         raise ConfigError(f'predictions are served over TCP only: give "host:port", not {address!r}')
@@ -68,6 +71,7 @@ def listening(address: str) -> Iterator[list[socket.socket]]:
             raise ConfigError(
                 f"cannot bind {address} (serve.listen): in use, or not an address of this machine"
             ) from exc
+        stack.enter_context(_reserved(chosen.grpc_listen))
         yield sockets
 
 
@@ -81,7 +85,10 @@ def _reserved(address: str | None) -> Iterator[None]:
     if address is None:
         yield
         return
-    place = parse_address(address, "serve.grpc_listen")
+    place = parse_address(address, "serve.grpc_listen", any_port=True)
+    if not place.port:  # of one process, whatever it gets
+        yield
+        return
     with ExitStack() as stack:
         try:
             family, _, _, _, where = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0]
@@ -177,7 +184,7 @@ def serve_processes(
     def write(name: str, line: str) -> None:
         sys.stderr.write(f"{line}\n" if settings.log.format == "json" else f"{name:<9} {line}\n")
 
-    with listening(settings.serve.listen) as sockets, _reserved(settings.serve.grpc_listen):
+    with listening(settings.serve) as sockets:
         addresses = ", ".join("{}:{}".format(*one.getsockname()[:2]) for one in sockets)
         logger.info("serving at %s with %d processes", addresses, count)
         standby = "serve" if settings.serve.standby else None

@@ -405,6 +405,11 @@ def test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on(tmp_p
         (["--set", "ps.addresses=127.0.0.1:{taken}"], "cannot bind 127.0.0.1:{taken} (ps.addresses)"),
         (["--set", "ps.backups=127.0.0.1:{taken}"], "cannot bind 127.0.0.1:{taken} (ps.backups)"),
         (["--set", "coordinator.address=127.0.0.1:{taken}"], "cannot bind 127.0.0.1:{taken} (coordinator.address)"),
+        (["--set", "serve.grpc_listen=127.0.0.1:{shared}"], "cannot bind 127.0.0.1:{shared} (serve.grpc_listen)"),
+        (
+            ["--set", "serve.processes=2", "--set", "serve.metrics=127.0.0.1:{before}"],
+            "(serve.metrics), choose another port",
+        ),
         (["--model", "nowhere.py"], "model file 'nowhere.py' does not exist"),
         (["--set", "stream.url=kafka://127.0.0.1:{closed}"], "stream.url: "),
         (["--set", "stream.url=redis://127.0.0.1:{closed}"], "stream.url: "),
@@ -413,8 +418,13 @@ def test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on(tmp_p
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        ports = {"taken": server.getsockname()[1], "closed": free_ports(1)[0]}
+    """`shared` is a port that another server of this user would share, as gRPC's do by default."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as sharing:
+        sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sharing.bind(("127.0.0.1", 0))
+        sharing.listen()
+        taken = server.getsockname()[1]
+        ports = {"taken": taken, "before": taken - 1, "closed": free_ports(1)[0], "shared": sharing.getsockname()[1]}
         given = [one.format(**ports) for one in options]
         done = commands.run(
             command(tmp_path, "--topic", TOPIC, "--listen", f"127.0.0.1:{ports['closed']}", *given),
