@@ -25,6 +25,7 @@ READERS = [
     "avro",
     "protobuf",
     "registry",
+    "bodies",
 ]
 TARGETS = [*HARNESSES, *READERS]
 FOUND = Path(__file__).parent / "found"

@@ -10,6 +10,7 @@ import streamtrain.serve.grpc.open_inference_pb2 as pb
 from streamtrain._core import InputTensor
 from streamtrain.serve.grpc.server import Call, Method, Reply, parse_message
 from streamtrain.serve.http.openinference import (
+    check_outputs,
     describe_model,
     describe_server,
     refused_tensors,
@@ -91,6 +92,7 @@ class OpenInference:
         wanted = [one.name for one in request.outputs] or labels
         if unknown := {*wanted} - {*labels}:
             raise HTTPError(400, f"unknown output {unknown.pop()!r}; the outputs are {labels}")
+        check_outputs([one.name for one in request.outputs])
         samples = to_samples(parse_tensors(request), target.fields)
         predicted, after = await self._service.predict(target, samples, call.metadata, call.began, in_thread=True)
         response = pb.ModelInferResponse(

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from streamtrain.address import parse_address
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.logs import REQUEST
-from streamtrain.serve.admission import Overloaded
+from streamtrain.serve.admission import Admitted, Overloaded
 from streamtrain.serve.http.middleware import REQUEST_ID, request_id
 from streamtrain.serve.http.responses import HTTPError, to_http_error
 from streamtrain.serve.http.service import Service
@@ -41,11 +41,13 @@ class Call:
         data: the message.
         metadata: sent with it.
         began: when it arrived, by `time.perf_counter`.
+        admitted: among requests in flight; None: it is not counted.
     """
 
     data: bytes
     metadata: Mapping[str, str]
     began: float
+    admitted: Admitted | None = None
 
 
 Reply = tuple[Any, Mapping[str, str]]
@@ -170,7 +172,7 @@ class GrpcServer:
         try:
             with self._service.admission.admit() as admitted:
                 admitted.take(len(call.data))
-                reply = await method.respond(call)
+                reply = await method.respond(replace(call, admitted=admitted))
         except StreamtrainError as exc:
             if isinstance(exc, Overloaded):
                 self._service.admission.count(exc)

@@ -3,6 +3,7 @@
 Tensors are columns, as in the Open Inference Protocol: see `serve/http/openinference.py`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from google.protobuf.json_format import ParseDict
 import streamtrain.serve.grpc.tensorflow_serving_pb2 as pb
 from streamtrain._core import InputTensor
 from streamtrain.serve.grpc.server import Call, Method, Reply, parse_message
-from streamtrain.serve.http.inputs import InputField
+from streamtrain.serve.http.inputs import InputField, RequestLimits
 from streamtrain.serve.http.openinference import refused_tensors, to_samples
 from streamtrain.serve.http.responses import HTTPError
 from streamtrain.serve.http.served import Target
@@ -51,17 +52,20 @@ def _texts(name: str, values: list[bytes]) -> list[str]:
         raise HTTPError(400, f"{name!r} has a value that is not UTF-8: {exc}") from exc
 
 
-def parse_examples(given: Any, fields: Mapping[str, InputField]) -> list[bytes]:
+def parse_examples(given: Any, fields: Mapping[str, InputField], limits: RequestLimits) -> list[bytes]:
     """The instances of an `Input`, each as JSON.
 
     Raises:
-        HTTPError: 400, a feature is malformed.
+        HTTPError: 400, a feature is malformed; 413, there are too many, or too large with their context.
+        Overloaded: see `RequestLimits`.
     """
     if given.WhichOneof("kind") == "example_list_with_context":
         listed, context = given.example_list_with_context, given.example_list_with_context.context
     else:
         listed, context = given.example_list, pb.Example()
+    limits.check(len(listed.examples))
     shared = _row(context, fields)
+    limits.check(len(listed.examples), len(orjson.dumps(shared)) if shared else 0)
     return [orjson.dumps(shared | _row(one, fields)) for one in listed.examples]
 
 
@@ -73,6 +77,8 @@ def _row(example: Any, fields: Mapping[str, InputField]) -> dict[str, Any]:
         values = [*getattr(feature, kind).value]
         if kind == "bytes_list":
             values = _texts(name, values)
+        elif not all(map(math.isfinite, values)):
+            raise HTTPError(400, f"{name!r} has a value that is not finite")
         row[name] = values[0] if len(values) == 1 else values
     return row
 
@@ -112,7 +118,7 @@ class TensorFlowServing:
         check_signature(request.model_spec.signature_name)
         target = self._resolve(request.model_spec)
         labels = target.model.labels
-        wanted = [*request.output_filter] or labels
+        wanted = [*dict.fromkeys(request.output_filter)] or labels
         if unknown := {*wanted} - {*labels}:
             raise HTTPError(400, f"unknown output {unknown.pop()!r}; the outputs are {labels}")
         samples = to_samples(parse_tensors(request), target.fields)
@@ -127,7 +133,7 @@ class TensorFlowServing:
         target, signature = self._resolve(request.model_spec), request.model_spec.signature_name
         labels = target.model.labels
         outputs = outputs_of(signature, labels)
-        messages = parse_examples(request.input, target.fields)
+        messages = parse_examples(request.input, target.fields, self._service.limits(call.admitted))
         predicted, spec, after = await self._run(call, target, messages, signature)
         response = pb.ClassificationResponse(model_spec=spec)
         for row in predicted[:, outputs].tolist():
@@ -140,7 +146,7 @@ class TensorFlowServing:
         request = parse_message(pb.RegressionRequest, call.data)
         target, signature = self._resolve(request.model_spec), request.model_spec.signature_name
         (output,) = outputs_of(signature, target.model.labels, single=True)
-        messages = parse_examples(request.input, target.fields)
+        messages = parse_examples(request.input, target.fields, self._service.limits(call.admitted))
         predicted, spec, after = await self._run(call, target, messages, signature)
         response = pb.RegressionResponse(model_spec=spec)
         for value in predicted[:, output].tolist():

@@ -368,7 +368,8 @@ def routes(service: Service, cluster: ClusterView | None, can_compare: bool = Fa
     async def explain(name: str, request: Request) -> Response:
         target = service.resolve(name)
         with service.admission.admit() as admitted:
-            messages, _ = parse_messages(await service.body(request, admitted), target.fields)
+            body = await service.body(request, admitted)
+            messages, _ = parse_messages(body, target.fields, service.limits(admitted))
             if len(messages) != 1:
                 raise HTTPError(400, f"one instance is explained at a time, not {len(messages)}")
             predictor = target.choose()

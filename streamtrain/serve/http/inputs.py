@@ -1,8 +1,8 @@
 """The fields that a model reads of an instance."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.json import schema_components
@@ -10,6 +10,7 @@ from msgspec.json import schema_components
 from streamtrain.model.features import MAX_FLOAT, Categorical, Cross
 from streamtrain.model.model import Model
 from streamtrain.model.schema import Schema
+from streamtrain.serve.http.responses import HTTPError
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,38 @@ def input_fields(schema: Schema) -> dict[str, InputField]:
             ids, required = ids or before.ids, required or before.required
         fields[one.field_name] = InputField(one.field_name, ids, required)
     return fields
+
+
+class RequestLimits(NamedTuple):
+    """What is counted of a request before anything of it is copied.
+
+    Attributes:
+        instances: that it may have.
+        bytes: to which its instances may grow by what they share.
+        take: counts these bytes among those of all requests in flight; raises Overloaded.
+    """
+
+    instances: int
+    bytes: int
+    take: Callable[[int], object]
+
+    def check(self, instances: int, shared: int = 0) -> None:
+        """Before its instances are made, each with so many bytes that are sent once for all of them.
+
+        Raises:
+            HTTPError: 413, there are too many, or they would take too much memory.
+            Overloaded: see `take`.
+        """
+        if instances > self.instances:
+            raise HTTPError(413, f"a request may have at most {self.instances} instances, not {instances}")
+        if instances * shared > self.bytes:
+            raise HTTPError(
+                413,
+                f"a context of {shared} bytes for {instances} examples makes {instances * shared} bytes, and a request "
+                f"may have at most {self.bytes}: send fewer examples at once",
+            )
+        if shared:
+            self.take(instances * shared)
 
 
 def instance_schema(model: Model) -> dict[str, Any]:

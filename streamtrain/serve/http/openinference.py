@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute
 
 from streamtrain._core import InputTensor, TensorSamples
 from streamtrain.serve.admission import Admitted
-from streamtrain.serve.http.inputs import InputField
+from streamtrain.serve.http.inputs import InputField, RequestLimits
 from streamtrain.serve.http.middleware import RawRoute
 from streamtrain.serve.http.responses import HTTPError, documented, json_response, request_body
 from streamtrain.serve.http.served import Target
@@ -126,9 +126,17 @@ def parse_request(body: bytes, json_size: str | None) -> tuple[InferenceRequest,
             with refused_tensors():
                 values[one.name] = InputTensor.of_binary(one.name, one.shape, one.datatype, body[end : end + size])
             end += size
+    check_outputs([one.name for one in request.outputs])
     if json_size is not None and end != len(body):
         raise HTTPError(400, f"{len(body) - end} bytes of binary data belong to no input")
     return request, values
+
+
+def check_outputs(names: Sequence[str]) -> None:
+    """Raises HTTPError 400 if an output is requested twice: each mention would be another tensor."""
+    if len({*names}) < len(names):
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise HTTPError(400, f"output {twice!r} is requested twice")
 
 
 def to_samples(tensors: Sequence[InputTensor], fields: Mapping[str, InputField]) -> TensorSamples:
@@ -142,7 +150,7 @@ def to_samples(tensors: Sequence[InputTensor], fields: Mapping[str, InputField])
 
 
 def to_messages(
-    inputs: Sequence[Tensor], values: Mapping[str, Values], fields: Mapping[str, InputField]
+    inputs: Sequence[Tensor], values: Mapping[str, Values], fields: Mapping[str, InputField], limits: RequestLimits
 ) -> Sequence[bytes]:
     """The instances of a request, each as JSON.
 
@@ -150,9 +158,10 @@ def to_messages(
         inputs: its tensors, of one dimension or more.
         values: of each, by name; as many as its shape says.
         fields: of the model.
+        limits: of the request.
 
     Raises:
-        HTTPError: 400, tensors do not match each other or the model.
+        HTTPError: 400, tensors do not match each other or the model; 413, there are too many instances.
     """
     binary = [one for one in values.values() if isinstance(one, InputTensor)]
     if binary and len(binary) == len(values):
@@ -164,6 +173,7 @@ def to_messages(
         raise HTTPError(400, f"the request has none of the model's inputs, which are {[*fields]}")
     if len({one.shape[0] for one in used}) > 1:
         raise HTTPError(400, f"inputs must have the same first dimension, not {shapes}")
+    limits.check(used[0].shape[0])
     columns = {one.name: _column(one, lists, shapes, fields[one.name]) for one in used}
     return [orjson.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
@@ -268,7 +278,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def infer(target: Target, request: Request, admitted: Admitted) -> Response:
         began = time.perf_counter()
         inference, values = parse_request(await service.body(request, admitted), request.headers.get(_JSON_SIZE))
-        messages = to_messages(inference.inputs, values, target.fields)
+        messages = to_messages(inference.inputs, values, target.fields, service.limits(admitted))
         predicted, headers = await service.predict(target, messages, request.headers, began)
         response = {"model_name": target.model.name, "model_version": headers["x-model-version"]}
         body, json_size = encode_response(inference, response, predicted.predictions, target.model.labels)

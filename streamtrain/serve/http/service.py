@@ -25,6 +25,7 @@ from streamtrain.serve.feedback.impressions import Answered
 from streamtrain.serve.feedback.progress import Offsets, parse_offsets
 from streamtrain.serve.http.auth import Tokens
 from streamtrain.serve.http.connection import Connections
+from streamtrain.serve.http.inputs import RequestLimits
 from streamtrain.serve.http.responses import HTTPError, error_response
 from streamtrain.serve.http.served import Choose, ServedModel, Target
 from streamtrain.serve.predictor import Predicted, Predictor
@@ -34,6 +35,7 @@ from streamtrain.store.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
+_GROWTH = 4  # times the most bytes of a body that a request's instances may have, with what they share
 _WATCHDOG_SECONDS = 1.0
 _SETTLING_SECONDS = 0.5  # between checks whether one of several models has failed, of which there is no notice
 
@@ -217,6 +219,11 @@ class Service:
         """Whether `check_ready` would not raise."""
         return not self.config.failed and all(model.is_ready for model in self.models.values())
 
+    def limits(self, admitted: Admitted | None = None) -> RequestLimits:
+        """What a request may have; None: what it makes of what it shares is not counted with others."""
+        take = admitted.take if admitted else lambda size: None
+        return RequestLimits(self.config.max_instances, _GROWTH * self.config.max_body, take)
+
     async def handle(
         self, protocol: str, resolve: Callable[[], Target], respond: Callable[[Target, Admitted], Awaitable[Response]]
     ) -> Response:
@@ -285,10 +292,7 @@ class Service:
             HTTPError: 413, too many instances; 412, the offsets were not learned in time; 400, no finite prediction.
             Overloaded, SampleError: see `Batcher.predict`.
         """
-        if len(messages) > self.config.max_instances:
-            raise HTTPError(
-                413, f"a request may have at most {self.config.max_instances} instances, not {len(messages)}"
-            )
+        self.limits().check(len(messages))
         wanted = headers.get("x-min-offset")
         routed = None if target.is_named else target.model.router.route(headers, messages)
         if routed is not None:

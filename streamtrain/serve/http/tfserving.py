@@ -13,7 +13,14 @@ from starlette.routing import BaseRoute
 
 from streamtrain.model.model import Model
 from streamtrain.serve.admission import Admitted
-from streamtrain.serve.http.inputs import InputField, any_of, input_fields, instance_schema, instances_schema
+from streamtrain.serve.http.inputs import (
+    InputField,
+    RequestLimits,
+    any_of,
+    input_fields,
+    instance_schema,
+    instances_schema,
+)
 from streamtrain.serve.http.middleware import RawRoute
 from streamtrain.serve.http.responses import HTTPError, documented, json_response, request_body
 from streamtrain.serve.http.served import Target
@@ -84,19 +91,20 @@ _read_columns = msgspec.json.Decoder(dict[str, list[Raw]]).decode
 _read_column = msgspec.json.Decoder(list[Raw]).decode
 
 
-def parse_messages(body: bytes, fields: Mapping[str, InputField]) -> tuple[list[bytes], bool]:
+def parse_messages(body: bytes, fields: Mapping[str, InputField], limits: RequestLimits) -> tuple[list[bytes], bool]:
     """The instances of a request, each as JSON, and whether they came as columns.
 
     Raises:
-        HTTPError: 400, the body is malformed.
+        HTTPError: 400, the body is malformed; 413, there are too many.
     """
     try:
         request = _read_body(body)
         check_signature(request.signature_name)
         if request.instances is not UNSET and request.inputs is UNSET:
+            limits.check(len(request.instances))
             return [bytes(one) for one in _rows(request.instances, fields)], False
         if request.inputs is not UNSET and request.instances is UNSET:
-            return _from_columns(request.inputs, fields), True
+            return _from_columns(request.inputs, fields, limits), True
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise HTTPError(400, f"the body is not a prediction request: {exc}") from exc
     raise HTTPError(400, 'the body must have either "instances" (rows) or "inputs" (columns)')
@@ -116,7 +124,7 @@ def _rows(instances: list[Raw], fields: Mapping[str, InputField]) -> Sequence[Ra
     return instances
 
 
-def _from_columns(inputs: Raw, fields: Mapping[str, InputField]) -> list[bytes]:
+def _from_columns(inputs: Raw, fields: Mapping[str, InputField], limits: RequestLimits) -> list[bytes]:
     if len(fields) == 1 and bytes(inputs).startswith(b"["):
         columns = {next(iter(fields)): _read_column(inputs)}
     else:
@@ -127,27 +135,35 @@ def _from_columns(inputs: Raw, fields: Mapping[str, InputField]) -> list[bytes]:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise HTTPError(400, f'"inputs": columns must be of the same length, not {lengths}')
+    limits.check(next(iter(lengths.values())))
     parts = [
         [msgspec.json.encode(name) + b":" + one for one in _column(fields[name], columns[name])] for name in columns
     ]
     return [b"{%s}" % b",".join(values) for values in zip(*parts, strict=True)]
 
 
-def parse_examples(body: bytes, fields: Mapping[str, InputField]) -> tuple[list[bytes], str]:
+def parse_examples(body: bytes, fields: Mapping[str, InputField], limits: RequestLimits) -> tuple[list[bytes], str]:
     """The instances of a request to classify or regress, each as JSON, and the name of the signature.
 
     Raises:
-        HTTPError: 400, the body is malformed.
+        HTTPError: 400, the body is malformed; 413, there are too many, or too large with their context.
+        Overloaded: see `RequestLimits`.
     """
     try:
         request = _read_examples(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise HTTPError(400, f"the body is not a request with examples: {exc}") from exc
-    messages = []
-    for example in request.examples:
-        known = {name: value for name, value in {**request.context, **example}.items() if name in fields}
-        parts = [msgspec.json.encode(name) + b":" + _column(fields[name], [value])[0] for name, value in known.items()]
-        messages.append(b"{%s}" % b",".join(parts))
+
+    def parts_of(features: dict[str, Raw]) -> dict[str, bytes]:
+        return {
+            name: msgspec.json.encode(name) + b":" + _column(fields[name], [value])[0]
+            for name, value in features.items()
+            if name in fields
+        }
+
+    shared = parts_of(request.context)
+    limits.check(len(request.examples), sum(map(len, shared.values())))
+    messages = [b"{%s}" % b",".join({**shared, **parts_of(one)}.values()) for one in request.examples]
     return messages, request.signature_name or ""
 
 
@@ -193,13 +209,15 @@ def _prediction_routes(service: Service) -> list[BaseRoute]:
 
     async def predict(target: Target, request: Request, admitted: Admitted) -> Response:
         began = time.perf_counter()
-        messages, columns = parse_messages(await service.body(request, admitted), target.fields)
+        body = await service.body(request, admitted)
+        messages, columns = parse_messages(body, target.fields, service.limits(admitted))
         predicted, headers = await service.predict(target, messages, request.headers, began)
         return json_response(_predictions(predicted, target.model.labels, columns), 200, headers)
 
     async def classify(target: Target, request: Request, admitted: Admitted) -> Response:
         began = time.perf_counter()
-        messages, signature = parse_examples(await service.body(request, admitted), target.fields)
+        body = await service.body(request, admitted)
+        messages, signature = parse_examples(body, target.fields, service.limits(admitted))
         outputs = outputs_of(signature, target.model.labels)
         predicted, headers = await service.predict(target, messages, request.headers, began)
         names = [target.model.labels[j] for j in outputs]
@@ -208,7 +226,8 @@ def _prediction_routes(service: Service) -> list[BaseRoute]:
 
     async def regress(target: Target, request: Request, admitted: Admitted) -> Response:
         began = time.perf_counter()
-        messages, signature = parse_examples(await service.body(request, admitted), target.fields)
+        body = await service.body(request, admitted)
+        messages, signature = parse_examples(body, target.fields, service.limits(admitted))
         (output,) = outputs_of(signature, target.model.labels, single=True)
         predicted, headers = await service.predict(target, messages, request.headers, began)
         return json_response({"results": predicted.predictions[:, output].copy()}, 200, headers)

@@ -1,10 +1,11 @@
 """gRPC by the unmodified clients of TensorFlow Serving and Triton, and what is refused."""
 
+import math
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,51 @@ def test_tensors_that_are_wrong(address: str) -> None:
     assert (code, details.startswith("the request is not a ModelInferRequest: ")) == ("INVALID_ARGUMENT", True)
     code, details = refused(address, INFER, b"\x0a\x05model\x2a\x01\xff")
     assert (code, details) == ("INVALID_ARGUMENT", "one of the inputs is not an InferInputTensor")
+
+
+CLASSIFY, REGRESS = (f"/tensorflow.serving.PredictionService/{one}" for one in ("Classify", "Regress"))
+
+
+@pytest.mark.parametrize(("method", "kind"), [(CLASSIFY, tfs.ClassificationRequest), (REGRESS, tfs.RegressionRequest)])
+def test_examples_that_are_too_many_or_wrong(registry: Registry, method: str, kind: Any) -> None:
+    """A context of 20 kB and 200,000 empty examples are 420 kB, and would be four gigabytes of instances."""
+
+    def examples(count: int, context: int, prices: Sequence[float] = (1.0,)) -> bytes:
+        request = kind(model_spec={"name": "model"})
+        given = request.input.example_list_with_context
+        given.context.features.feature["user"].bytes_list.value.append(b"u1" + b"x" * context)
+        given.context.features.feature["price"].float_list.value.extend(prices)
+        given.examples.extend([tfs.Example()] * count)
+        return bytes(request.SerializeToString())
+
+    with running_grpc(registry) as address:
+        send(address, method, examples(1000, 0))
+        for count, context, said in (
+            (200_000, 20_000, "at most 4096 instances, not 200000"),
+            (4096, 20_000, "bytes for 4096 examples makes 8"),
+        ):
+            code, details = refused(address, method, examples(count, context))
+            assert (code, said in details) == ("INVALID_ARGUMENT", True), details
+        for wrong in (math.nan, math.inf, -math.inf):
+            code, details = refused(address, method, examples(1, 0, [wrong]))
+            assert (code, details) == ("INVALID_ARGUMENT", "'price' has a value that is not finite")
+
+
+def test_an_output_that_is_named_many_times_is_answered_once(address: str) -> None:
+    request = asked()
+    request.output_filter.extend(["label"] * 500)
+    answer = tfs.PredictResponse.FromString(send(address, PREDICT, request.SerializeToString())[0])
+    assert [*answer.outputs] == ["label"]
+    infer = oip.ModelInferRequest(
+        model_name="model",
+        inputs=[
+            {"name": "user", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"u1"]}},
+            {"name": "price", "datatype": "FP32", "shape": [1], "contents": {"fp32_contents": [0.5]}},
+        ],
+        outputs=[{"name": "label"}] * 2,
+    )
+    code, details = refused(address, INFER, infer.SerializeToString())
+    assert (code, details) == ("INVALID_ARGUMENT", "output 'label' is requested twice")
 
 
 def test_waiting_for_offsets(address: str) -> None:

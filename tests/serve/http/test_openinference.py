@@ -103,6 +103,13 @@ def test_about(client: httpx.Client) -> None:
         assert client.get(path).status_code == 404
 
 
+def test_an_output_that_is_requested_twice(client: httpx.Client) -> None:
+    """Each mention would be another tensor."""
+    body = {"inputs": [USERS, PRICES], "outputs": [{"name": "label"}] * 20_000}
+    answer = client.post(f"{URL}/infer", json=body)
+    assert (answer.status_code, answer.json()["error"]) == (400, "output 'label' is requested twice")
+
+
 USERS = tensor("user", [2], ["u1", "u2"])
 BINARY = {"name": "user", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 6}}
 

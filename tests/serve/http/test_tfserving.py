@@ -127,6 +127,21 @@ def test_bad_examples(client: httpx.Client, body: object, message: str) -> None:
         assert re.match(message, answer.json()["error"]), answer.text
 
 
+@pytest.mark.parametrize("verb", ["classify", "regress"])
+def test_examples_that_are_too_many_with_their_context(client: httpx.Client, verb: str) -> None:
+    context = {"user": "u1", "ids": ["x" * 20] * 1000}
+    for count, said in (
+        (200_000, "at most 4096 instances, not 200000"),
+        (4096, r"a context of \d+ bytes for 4096 examples makes \d+ bytes, and a request may have at most 33554432"),
+    ):
+        answer = client.post(f"{URL}:{verb}", json={"context": {"user": context["ids"]}, "examples": [{}] * count})
+        assert answer.status_code == 413
+        assert re.search(said, answer.json()["error"]), answer.text
+    answer = client.post(f"{URL}:{verb}", json={"context": context, "examples": [{}] * 4096})  # which is not read
+    assert answer.status_code == 200
+    assert len(answer.json()["results"]) == 4096
+
+
 DEEP = b'{"instances": [{"user": "u1", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"
 
 
