@@ -186,14 +186,14 @@ def _inner_names(layer: Any) -> dict[int, str]:
     given: dict[str, str] = {}
     names = {}
     for variable in layer.variables:
-        *scopes, name = variable.path.removeprefix(f"{layer.name}/").split("/")
-        for scope in scopes:
-            if scope not in given:
-                is_numbered = scope in numbered or re.fullmatch(r"seed_generator(_\d+)?", scope)
-                kind = re.sub(r"_\d+$", "", scope) if is_numbered else scope
-                number, numbers[kind] = numbers[kind], numbers[kind] + 1
-                given[scope] = f"{kind}_{number}" if number else kind
-        names[id(variable)] = "/".join([*(given[scope] for scope in scopes), name])
+        parts = variable.path.removeprefix(f"{layer.name}/").split("/")
+        for part in parts:
+            if part not in given:
+                is_numbered = part in numbered or bool(re.fullmatch(r"(seed_generator|variable)(_\d+)?", part))
+                kind = re.sub(r"_\d+$", "", part) if is_numbered else part
+                number, numbers[kind] = numbers[kind], numbers[kind] + is_numbered
+                given[part] = f"{kind}_{number}" if number and is_numbered else kind
+        names[id(variable)] = "/".join(given[part] for part in parts)
     return names
 
 

@@ -342,16 +342,24 @@ class Evolution:
 
     @staticmethod
     def _origins(spec: Spec) -> set[str]:
-        infos = [one for part in ("weights", "statistics") for one in spec.about.get(part, ())]
+        infos = [one for part in ("weights", "statistics", "constants") for one in spec.about.get(part, ())]
         return {origin for one in infos for key in ("inputs", "columns") for origin, _ in one[key]}
 
     @staticmethod
     def _layer_shapes(spec: Spec) -> dict[str, tuple[bool, list[tuple[int, ...]]]]:
         """Whether it is numbered, and the shapes of its trainable weights, by layer in order of the graph."""
         layers: dict[str, tuple[bool, list[tuple[int, ...]]]] = {}
-        for part, shapes in ("weights", spec.dense), ("statistics", spec.statistics):
+        others: dict[str, list[tuple[int, ...]]] = {}  # in any order: constants were among the statistics once
+        for part, shapes in (
+            ("weights", spec.dense),
+            ("statistics", spec.statistics),
+            ("constants", spec.constants),
+        ):
             for one, shape in zip(spec.about.get(part, ()), shapes, strict=False):
-                layers.setdefault(one["layer"], (one["is_numbered"], []))[1].append(shape)
+                of_layer = layers.setdefault(one["layer"], (one["is_numbered"], []))[1]
+                (of_layer if part == "weights" else others.setdefault(one["layer"], [])).append(shape)
+        for name, shapes_of in others.items():
+            layers[name][1].extend(sorted(shapes_of))
         return layers
 
     def _weight_changes(self) -> Iterator[Change]:
@@ -382,6 +390,9 @@ class Evolution:
                 continue
             detail = f"{_shape(one.shape)} -> {_shape(other.shape)}, {copied:,} of {was:,} values kept"
             yield Change("weight", name, "changed", detail)
+        if self.old.constants != self.new.constants:
+            sizes = " -> ".join(f"{sum(map(math.prod, of.constants)):,}" for of in (self.old, self.new))
+            yield Change("weight", "frozen", "changed", f"{sizes} values, which are those of the model file")
         yield from (
             Change("weight", name, "dropped", _shape(shape)) for name, shape in lost.items() if name not in names
         )

@@ -178,20 +178,23 @@ class Forward:
         pooled = [one.dim * (one.max_length or 1 if one.combiner is None else 1) for one in model.schema.embedded]
         self._widths = pooled + [1] * (self.columns.width - self.columns.numeric)  # numeric features, lengths
         state = model.keras.non_trainable_variables
-        self._is_statistic = [one.dtype == "float32" for one in state]
-        self.own = [one for one, is_statistic in zip(state, self._is_statistic, strict=True) if not is_statistic]
+        constants = {id(one) for one in model.constants}
+        self._kinds = [2 if id(one) in constants else int(one.dtype == "float32") for one in state]
+        self.own = [one for one, kind in zip(state, self._kinds, strict=True) if kind == 0]
+        # Tensors, which a graph takes from around it: as values in it they would be copied, and compiled.
+        self._constants = [tf.convert_to_tensor(one.value) for one in model.constants]
 
     def merge(self, own: list[Any], statistics: list[Any]) -> list[Any]:
         """All non-trainable weights in Keras's order."""
-        kinds = iter(own), iter(statistics)
-        return [next(kinds[is_statistic]) for is_statistic in self._is_statistic]
+        kinds = iter(own), iter(statistics), iter(self._constants)
+        return [next(kinds[kind]) for kind in self._kinds]
 
     def separate(self, state: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The states of random generators, and the statistics; what `merge` put together."""
-        by_kind: tuple[list[Any], list[Any]] = ([], [])
-        for one, is_statistic in zip(state, self._is_statistic, strict=True):
-            by_kind[is_statistic].append(one)
-        return by_kind
+        """The states of random generators, and the statistics; what `merge` put together, without the constants."""
+        by_kind: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+        for one, kind in zip(state, self._kinds, strict=True):
+            by_kind[kind].append(one)
+        return by_kind[:2]
 
     def matrix(self, plan: Plan, rows: Floats, batch: Batch) -> Floats:
         """All inputs of the graph for a batch, as one matrix: each argument of a function has a fixed cost.

@@ -46,6 +46,7 @@ LOSSES: dict[str, LabelKind] = {
     "poisson": "count",
 }
 
+_FEW_WEIGHTS = 10_000  # which cost a step little whether they change or not
 _KEPT_OTHERWISE = ("loss", "keep")  # options that are not attributes of the same name
 
 
@@ -225,8 +226,21 @@ class Model:
 
     @cached_property
     def statistics_variables(self) -> list[Any]:
-        """The graph's non-trainable float weights, which layers such as batch norm keep."""
-        return [w for w in self.keras.non_trainable_variables if w.dtype == "float32"]
+        """The graph's non-trainable float weights that layers such as batch norm keep, without those of `constants`."""
+        constants = {id(one) for one in self.constants}
+        return [w for w in self.keras.non_trainable_variables if w.dtype == "float32" and id(w) not in constants]
+
+    @cached_property
+    def constants(self) -> list[Any]:
+        """The graph's non-trainable float weights that no step changes, such as pretrained vectors, if they are many.
+
+        They are the model file's: shards do not keep them, and nothing sends them.
+        """
+        weights = [w for w in self.keras.non_trainable_variables if w.dtype == "float32"]
+        if sum(math.prod(one.shape) for one in weights) <= _FEW_WEIGHTS:
+            return []
+        changed = changed_in_training(self.keras)
+        return [one for one in weights if id(one) not in changed]
 
     @cached_property
     def statistics(self) -> DenseLayout:
@@ -240,7 +254,9 @@ class Model:
         labels = [label.name for label in self.labels]
         embedding = self.embedding_optimizer.settings()
         about = self.schema.about() | {"embedding_optimizer": {name: embedding[name] for name in ("optimizer", "rate")}}
-        for name, variables in ("weights", self.keras.trainable_variables), ("statistics", self.statistics_variables):
+        parts = {"weights": self.keras.trainable_variables, "statistics": self.statistics_variables}
+        parts |= {"constants": self.constants} if self.constants else {}
+        for name, variables in parts.items():
             about[name] = [asdict(one) for one in describe_weights(self.keras, labels, variables)]
         decoded: dict[str, Any] = json.loads(json.dumps(about))
         return decoded
@@ -389,3 +405,23 @@ def _resolve(label: Label, loss: Loss) -> Label:
     if label.kind not in (None, LOSSES[loss]):
         raise ConfigError(f"label {label.name!r} is {label.kind}, but loss {loss!r} needs it to be {LOSSES[loss]}")
     return Label(label.name, kind=LOSSES[loss], optional=label.optional)
+
+
+def changed_in_training(model: keras.Model) -> set[int]:
+    """By id, the non-trainable weights that a step in training changes. Traces the graph."""
+    import tensorflow as tf
+
+    trainable, state = model.trainable_variables, model.non_trainable_variables
+    changed: set[int] = set()
+
+    def step(trainable_: list[Any], state_: list[Any], inputs: dict[str, Any]) -> None:
+        _, after = model.stateless_call(trainable_, state_, inputs, training=True)
+        changed.update(id(one) for one, was, now in zip(state, state_, after, strict=True) if now is not was)
+
+    weights = [[tf.TensorSpec(one.shape, one.dtype) for one in of] for of in (trainable, state)]
+    inputs = {one.name: tf.TensorSpec(one.shape, one.dtype) for one in model.inputs}
+    try:
+        tf.function(step, autograph=False).get_concrete_function(*weights, inputs)
+    except Exception as exc:
+        raise ConfigError(describe_failure("graph", exc)) from exc
+    return changed

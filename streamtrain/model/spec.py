@@ -39,6 +39,7 @@ class _About(TypedDict):
     labels: list[str]
     weights: list[_WeightAbout]
     statistics: list[_WeightAbout]
+    constants: NotRequired[list[_WeightAbout]]
     embedding_optimizer: NotRequired[_OptimizerAbout]
 
 
@@ -76,6 +77,7 @@ class Spec:
         about: what the parts of the model stand for, by which a changed model is compared with what was learned
             (model/evolution.py): "features" and "labels" of the schema, "weights" and "statistics" of the graph, and
             "embedding_optimizer", that of tables without one of their own. Empty in what earlier releases wrote.
+        constants: shapes of its non-trainable float weights that do not change, which shards do not keep.
         rates: learning rates that were set while the model was learning (`streamtrain set`), by the names of `Rates`;
             the others are those of `tables` and `dense_optimizer`.
     """
@@ -88,6 +90,7 @@ class Spec:
     statistics: tuple[tuple[int, ...], ...]
     dense_optimizer: dict[str, Any]
     about: dict[str, Any] = field(default_factory=dict)
+    constants: tuple[tuple[int, ...], ...] = ()
     rates: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -103,6 +106,7 @@ class Spec:
             statistics=model.statistics.shapes,
             dense_optimizer=model.dense_optimizer.settings(),
             about=model.about,
+            constants=tuple(tuple(one.shape) for one in model.constants),
         )
 
     @classmethod
@@ -123,6 +127,7 @@ class Spec:
                 statistics=_shapes(given["statistics"]),
                 dense_optimizer=_complete(given["dense_optimizer"]),
                 about=dict(given.get("about", {})),
+                constants=_shapes(given.get("constants", ())),
             )
             spec.make_tables()
             spec.make_dense([])
@@ -150,6 +155,7 @@ class Spec:
         for what, described, shapes in (
             ("weights", about["weights"], self.dense),
             ("statistics", about["statistics"], self.statistics),
+            ("constants", about.get("constants", []), self.constants),
         ):
             if len(described) != len(shapes):
                 raise ValueError(f"{len(described)} {what} are described, but there are {len(shapes)}")
@@ -157,7 +163,8 @@ class Spec:
     def _fitting(self) -> dict[str, Any]:
         """What the parts stand for, without descriptions that do not fit: they are advice, and some were wrong once."""
         fitting = dict(self.about)
-        for what, shapes in ("weights", self.dense), ("statistics", self.statistics):
+        parts = {"weights": self.dense, "statistics": self.statistics, "constants": self.constants}
+        for what, shapes in parts.items():
             if what in fitting:
                 fitting[what] = [_fitted(one, shape) for one, shape in zip(fitting[what], shapes, strict=True)]
         return fitting
@@ -179,14 +186,14 @@ class Spec:
             "dense": [list(shape) for shape in self.dense],
             "dense_optimizer": self.dense_optimizer["optimizer"],
             "tables": {one["name"]: [one["dim"], one["optimizer"]] for one in self.tables},
-        }
+        } | ({"constants": [list(shape) for shape in self.constants]} if self.constants else {})
 
     def differing(self, other: "Spec") -> list[str]:
         """Names of the parts in which two specs are incompatible; empty if they are compatible."""
         if self.identity == other.identity:
             return []
         mine, theirs = self.meaning(), other.meaning()
-        return [what for what in mine if mine[what] != theirs[what]]
+        return [what for what in mine | theirs if mine.get(what) != theirs.get(what)]
 
     def check_fit(self, wanted: "Spec", whose: str) -> None:
         """Whether a model file can continue what was learned by this one.

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import streamtrain as st
-from streamtrain.errors import ConfigError
+from streamtrain.errors import CheckpointError, ConfigError
+from streamtrain.model import model as model_module
 from streamtrain.model.evolution import Evolution
 from streamtrain.model.spec import Spec
 
@@ -166,6 +167,64 @@ def test_two_towers_of_one_layer_are_read_again(tmp_path: Path) -> None:
     assert about["output label/kernel"]["inputs"] == [["dense", 4], ["dense (1)", 4]]
     again = st.Learner.load(tmp_path / "saved", st.Model(schema, graph))
     assert again.predict([{"user": "u", "item": "i"}]) == learner.predict([{"user": "u", "item": "i"}])
+
+
+def frozen(inputs: dict[str, Any]) -> Any:
+    """A table that never changes, one of a layer that is frozen later, and one that each step changes."""
+    import keras
+
+    class Moving(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.total = self.add_weight(shape=(12_000,), trainable=False, initializer="zeros")
+            self.never = self.add_weight(shape=(11_000,), trainable=False, initializer="ones")
+
+        def call(self, given: Any, training: bool = False) -> Any:
+            if training:
+                self.total.assign(self.total + keras.ops.mean(given))
+            return given + self.total[:1] * self.never[0]
+
+    table = np.random.default_rng(0).standard_normal((3_000, 8)).astype(np.float32)
+    vectors = keras.layers.Embedding(3_000, 8, weights=[table], trainable=False)
+    found = keras.layers.Flatten()(vectors(keras.ops.cast(inputs["price"] * 2_999, "int32")))
+    x = keras.layers.Concatenate()([inputs["user"], inputs["item"], found])
+    fixed = keras.layers.Dense(32, "relu")
+    x = Moving()(keras.layers.BatchNormalization()(fixed(x)))
+    fixed.trainable = False
+    return keras.layers.Dense(1, "sigmoid")(x)
+
+
+def test_what_no_step_changes_is_not_kept_by_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And predictions are the same: of the learner, of what it saves, and of a server that has no such weights."""
+    schema = st.Schema(features=[st.Categorical("user", 4), st.Categorical("item", 4), st.Numeric("price")])
+
+    def made() -> st.Model:
+        return st.Model(schema, frozen)
+
+    def learned(model: st.Model) -> st.Learner:
+        learner = st.Learner(model)
+        learner.learn([{**one, "label": one["click"]} for one in samples(200, 1)])
+        return learner
+
+    asked = samples(30, 2)
+    learner = learned(made())
+    assert {tuple(one.shape) for one in learner.model.constants} == {(3_000, 8), (16, 32), (32,), (11_000,)}
+    assert learner.model.statistics.shapes == ((32,), (32,), (12_000,))
+    learner.save(tmp_path / "saved")
+    again = st.Learner.load(tmp_path / "saved", made())
+    np.testing.assert_array_equal(again.predict(asked), learner.predict(asked))
+
+    with monkeypatch.context() as before:  # as earlier releases kept them
+        before.setattr(model_module, "_FEW_WEIGHTS", 1 << 40)
+        old = learned(made())
+        assert len(old.model.statistics.shapes) == 7
+        old.save(tmp_path / "before")
+    np.testing.assert_allclose(old.predict(asked), learner.predict(asked), rtol=1e-5)
+    with pytest.raises(CheckpointError, match=r"constants.*evolve"):
+        st.Learner.load(tmp_path / "before", made())
+    evolved = st.Learner.load(tmp_path / "before", made(), evolve=True)
+    np.testing.assert_allclose(evolved.predict(asked), old.predict(asked), rtol=1e-6)
+    evolution = Evolution(Spec.of(old.model), Spec.of(made()))
+    assert [(one.name, one.action) for one in evolution.changes if one.action != "kept"] == [("frozen", "changed")]
 
 
 def test_layers_of_one_name_are_refused_in_words() -> None:
