@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -13,7 +14,6 @@ from streamtrain.errors import ConfigError
 
 VERSION = "4.2.0"
 JAVA = 17  # the oldest that this version runs on
-CACHE = Path.home() / ".cache" / "streamtrain" / f"kafka-{VERSION}"
 
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -28,18 +28,51 @@ _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 logger = logging.getLogger(__name__)
 
 
-def resolve(cache: Path = CACHE) -> Path:
+def cache_folder() -> Path:
+    """Where downloads are kept: ~/.cache/streamtrain, or a folder of this user's beside temporary files.
+
+    A user id without an entry in passwd has no home unless HOME says so, as in some containers; others may not write
+    to theirs.
+
+    Raises:
+        ConfigError: somebody else has made that folder, and might have put something there.
+    """
+    try:
+        folder = Path.home() / ".cache" / "streamtrain"
+    except RuntimeError:
+        folder = None
+    if folder is not None and (folder.is_dir() or _can_be_made(folder)):
+        return folder
+    folder = Path(tempfile.gettempdir()) / f"streamtrain-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise ConfigError(f"{folder}, where downloads are kept without a home folder, is another user's: set HOME")
+    return folder
+
+
+def _can_be_made(folder: Path) -> bool:
+    there = next(one for one in folder.parents if one.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def jars_folder() -> Path:
+    """Where `resolve` keeps Kafka's jars; errors as `cache_folder`."""
+    return cache_folder() / f"kafka-{VERSION}"
+
+
+def resolve(cache: Path | None = None) -> Path:
     """Downloads Kafka's jars with Maven, unless they exist. Any number of processes may do so at once.
 
     Args:
-        cache: folder of the jars; created atomically.
+        cache: folder of the jars; created atomically. None: `jars_folder`.
 
     Returns:
-        cache.
+        The folder.
 
     Raises:
         ConfigError: Maven is missing or fails.
     """
+    cache = cache or jars_folder()
     if cache.is_dir():
         return cache
     cache.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +107,8 @@ def find_jars(given: str | None = None) -> Path | None:
         find_java()
     except ConfigError:
         return None
-    return CACHE if CACHE.is_dir() else None
+    jars = jars_folder()
+    return jars if jars.is_dir() else None
 
 
 def _copy_jars(work: Path) -> None:
@@ -122,7 +156,7 @@ def class_archive(java: str, jars: Path) -> Path:
     """
     real = Path(java).resolve()
     of = f"{VERSION} {real} {real.stat().st_mtime_ns} {jars.resolve()}"
-    return CACHE.parent / f"classes-{hashlib.sha256(of.encode()).hexdigest()[:12]}.jsa"
+    return cache_folder() / f"classes-{hashlib.sha256(of.encode()).hexdigest()[:12]}.jsa"
 
 
 def last_lines(text: str, count: int) -> str:

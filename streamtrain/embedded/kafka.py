@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from streamtrain.address import check_free, free_port
 from streamtrain.child_process import start_child
-from streamtrain.embedded.jars import CACHE, VERSION, class_archive, find_java, last_lines, resolve
+from streamtrain.embedded.jars import VERSION, cache_folder, class_archive, find_java, jars_folder, last_lines, resolve
 from streamtrain.embedded.password import make_password
 from streamtrain.errors import ConfigError, SourceUnavailable
 
@@ -284,8 +284,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a broker in the foreground until Ctrl-C or SIGTERM."""
     parser = argparse.ArgumentParser(description=f"Runs Apache Kafka {VERSION} on this machine until Ctrl-C.")
     parser.add_argument("--port", type=int, default=9092, help="of 127.0.0.1 (default %(default)s)")
-    parser.add_argument("--data", type=Path, default=CACHE.parent / "kafka", help="folder (default %(default)s)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of Kafka's jars (default %(default)s)")
+    parser.add_argument("--data", type=Path, default=cache_folder() / "kafka", help="folder (default %(default)s)")
+    parser.add_argument(
+        "--cache", type=Path, default=jars_folder(), help="folder of Kafka's jars (default %(default)s)"
+    )
     parser.add_argument("--password-file", type=Path, help="file with the password of all clients (default none)")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -91,7 +91,8 @@ class Schema:
         max_depth: deepest nesting accepted, in fields that the model does not read.
 
     Raises:
-        ConfigError: names repeat, a cross names no feature, or features of one table disagree; the message names it.
+        ConfigError: names repeat, a cross names no feature, features of one table disagree, or rows are to expire but
+            samples have no time; the message names it.
     """
 
     _: KW_ONLY
@@ -128,6 +129,11 @@ class Schema:
         _check_unique("feature", list(self._input_names()))
         self._check_crosses()
         object.__setattr__(self, "tables", _tables(self.embedded))
+        if self.time is None and (expiring := [one.name for one in self.embedded if one.expire_after is not None]):
+            raise ConfigError(
+                f"feature {expiring[0]!r}: expire_after goes by event time, but samples have none: set the schema's "
+                "time to their field with it"
+            )
 
     def _input_names(self) -> Iterator[str]:
         for one in self.features:

@@ -1,10 +1,12 @@
 """The embedded broker: it starts, comes back with its data, ends with its process, and says what is amiss."""
 
 import os
+import pwd
 import select
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -49,7 +51,7 @@ def test_data_outlive_a_crash(own_kafka: Broker) -> None:
 
 def test_once_stopped_a_broker_starts_with_its_classes_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = resolve()
-    monkeypatch.setattr(jars, "CACHE", tmp_path / "cache" / "kafka")
+    monkeypatch.setattr(jars, "cache_folder", lambda: tmp_path / "cache")
     broker = Broker(found, data=tmp_path / "data")
     try:
         broker.start()
@@ -108,16 +110,42 @@ def has_ended(pidfd: int, seconds: float) -> bool:
     return bool(select.select([pidfd], [], [], seconds)[0])
 
 
+@pytest.mark.parametrize("home", ["none", "another's", "own"])
+def test_without_a_home_downloads_are_kept_beside_temporary_files(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a user id that has no entry in passwd: nothing at import asks for a home."""
+    temporary, other = tmp_path / "tmp", tmp_path / "other"
+    temporary.mkdir()
+    other.write_text("")  # where no folder can be made
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    if home == "none":
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    else:
+        monkeypatch.setenv("HOME", str(other if home == "another's" else tmp_path))
+    found = jars.cache_folder()
+    if home == "own":
+        assert found == tmp_path / ".cache" / "streamtrain"
+        return
+    assert found == temporary / f"streamtrain-{os.getuid()}"
+    assert found.stat().st_mode & 0o777 == 0o700
+    found.rmdir()
+    found.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="set HOME"):
+        jars.cache_folder()
+
+
 def test_a_taken_port_is_refused(tmp_path: Path, kafka: Broker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f":{port} .*choose another"):
-            Broker(jars.CACHE, data=tmp_path, port=port).start()
+            Broker(jars.jars_folder(), data=tmp_path, port=port).start()
 
 
 def test_a_bad_setting_shows_the_end_of_the_log(tmp_path: Path, kafka: Broker) -> None:
     with pytest.raises(SourceUnavailable, match=r"Invalid value many for configuration num\.io\.threads"):
-        Broker(jars.CACHE, data=tmp_path, properties={"num.io.threads": "many"}).start()
+        Broker(jars.jars_folder(), data=tmp_path, properties={"num.io.threads": "many"}).start()
 
 
 def test_missing_and_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

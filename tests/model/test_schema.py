@@ -286,8 +286,8 @@ def test_option_of_a_table_may_be_given_by_any_feature(option: str, value: Any, 
     plain = st.Categorical("item", 4)
     last = st.Categorical("last", 4, table="item", **{option: value})
     agreeing = st.Categorical("next", 4, table="item", **{option: value})
-    (first,) = schema(last, plain).tables
-    (second,) = schema(plain, last, agreeing).tables
+    (first,) = schema(last, plain, time="ts").tables
+    (second,) = schema(plain, last, agreeing, time="ts").tables
     assert first == second
     assert getattr(first, option) == (2_592_000 if option == "expire_after" else value)
 
@@ -305,13 +305,19 @@ def test_features_of_a_table_must_agree(option: str, value: Any, other: Any) -> 
     ("duration", "seconds"), [(None, 0), ("1ms", 1), ("1.4s", 1), ("1d", 86400), ("99999w", 2**32 - 1)]
 )
 def test_durations_reach_the_core_in_whole_seconds(duration: Any, seconds: int) -> None:
-    (table,) = schema(st.Categorical("item", 4, expire_after=duration)).tables
+    (table,) = schema(st.Categorical("item", 4, expire_after=duration), time="ts").tables
     assert table.settings(st.SGD(), 0)["expire_after"] == seconds
 
 
 def test_same_duration_in_other_words_agrees() -> None:
     month, hours = st.Categorical("a", 4, table="t", expire_after="30d"), 720 * 3600
-    assert schema(month, st.Categorical("b", 4, table="t", expire_after=hours)).tables[0].expire_after == hours
+    hourly = st.Categorical("b", 4, table="t", expire_after=hours)
+    assert schema(month, hourly, time="ts").tables[0].expire_after == hours
+
+
+def test_rows_expire_by_a_time_that_samples_have() -> None:
+    for expiring in (st.Categorical("item", 4, expire_after="1d"), st.Categorical("b", 4, table="t", expire_after=60)):
+        refused(lambda one=expiring: schema(one), f"feature {expiring.name!r}", "expire_after", "set the schema's time")
 
 
 def test_features_of_a_table_have_one_dim() -> None:
@@ -338,7 +344,7 @@ BASE: list[Feature] = [
 def changed(position: int, **options: Any) -> str:
     features = list(BASE)
     features[position] = replace(features[position], **options)
-    return schema(*features).fingerprint()
+    return schema(*features, time="ts" if "expire_after" in options else None).fingerprint()
 
 
 def test_fingerprint_is_16_hex_digits_and_stays() -> None:
@@ -397,7 +403,8 @@ def test_fingerprint_changes_with_labels_and_order() -> None:
     ],
 )
 def test_fingerprint_does_not_change_with_operation(options: dict[str, Any]) -> None:
-    assert changed(0, **options) == schema(*BASE).fingerprint()
+    time = "ts" if "expire_after" in options else None
+    assert changed(0, **options) == schema(*BASE, time=time).fingerprint()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ _HEALTH = ("/healthz/live", "/healthz/ready", "/v2/health/live", "/v2/health/rea
 _PUBLIC = ("/", "/docs", *_HEALTH)  # pages that ask for a token themselves
 _PUBLIC_FILES = "/console/"
 _OTHER_SITES = (b"cross-site", b"same-site")  # same-site: another port of this machine, or name of its domain
+_NOT_ALLOWED, _NO_CONTENT = 405, 204
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _CACHED_HOSTS = 64
 
@@ -38,7 +39,7 @@ class RequestGuard:
 
     The id is the request's own `x-request-id`, if it consists of letters, digits and `._:/+=-`, or a new one; it is in
     the response and in log lines of the request. There are no CORS headers, so pages of other origins cannot read
-    responses; requests that they send are refused.
+    responses; requests that they send are refused. HEAD is answered wherever GET is, and OPTIONS everywhere.
 
     Args:
         app: the application.
@@ -61,8 +62,12 @@ class RequestGuard:
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                if scope["method"] == "OPTIONS" and message["status"] == _NOT_ALLOWED:
+                    message = message | {"status": _NO_CONTENT, "headers": [*_allowed(message)]}
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *_extra_headers(message, identity)]
+            elif status == _NO_CONTENT:
+                message = message | {"body": b""}
             await send(message)
 
         try:
@@ -70,7 +75,9 @@ class RequestGuard:
         except HTTPError as exc:
             await error_response(exc)(scope, receive, send_with_headers)
         else:
-            await self._app(scope, receive, send_with_headers)
+            # The server sends no body in answer to HEAD.
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self._app(asked, receive, send_with_headers)
         if logger.isEnabledFor(logging.DEBUG):
             took = 1000 * (time.perf_counter() - began)
             logger.debug(
@@ -98,6 +105,13 @@ class RequestGuard:
         if not self._tokens.has_read or _path(scope) in _PUBLIC or _path(scope).startswith(_PUBLIC_FILES):
             return
         self._tokens.check_read(Headers(scope=scope).get("authorization", ""), client_address(scope))
+
+
+def _allowed(refusal: Message) -> Iterator[tuple[bytes, bytes]]:
+    """The header of an answer to OPTIONS, of a refusal that says what is allowed."""
+    given = next((value for name, value in refusal.get("headers", ()) if name == b"allow"), b"")
+    methods = [one.strip() for one in given.split(b",") if one.strip()]
+    yield b"allow", b", ".join([*methods, *([b"HEAD"] if b"GET" in methods else []), b"OPTIONS"])
 
 
 def client_address(scope: Scope) -> str:

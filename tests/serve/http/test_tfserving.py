@@ -177,6 +177,25 @@ def test_bad_bodies(client: httpx.Client, body: bytes, status: int, message: str
     assert client.post(f"{URL}:predict", json={"instances": [{"user": "u1"}]}).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/healthz/live", "/healthz/ready", "/v2/health/live", "/metrics", URL, "/console"])
+def test_head_and_options(client: httpx.Client, path: str) -> None:
+    """As load balancers and browsers send them."""
+    got, asked = client.get(path), client.head(path)
+    assert (asked.status_code, asked.content) == (got.status_code, b"")
+    assert asked.headers["content-type"] == got.headers["content-type"]
+    answer = client.options(path)
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert {"GET", "HEAD", "OPTIONS"} <= {one.strip() for one in answer.headers["allow"].split(",")}
+    assert client.get(path).status_code == got.status_code  # the connection is in order
+
+
+def test_head_and_options_where_there_is_no_get(client: httpx.Client) -> None:
+    assert client.head(f"{URL}:predict").status_code == 405
+    answer = client.options(f"{URL}:predict")
+    assert (answer.status_code, answer.headers["allow"]) == (204, "POST, OPTIONS")
+    assert client.options("/nowhere").status_code == client.head("/nowhere").status_code == 404
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "message"),
     [
