@@ -20,7 +20,7 @@ from streamtrain.cli.options import (
     resolve_actor,
 )
 from streamtrain.cli.terminal import format_figures, format_time, list_rows, new_table, print_json, show
-from streamtrain.errors import ArmNotLoaded, ConfigError
+from streamtrain.errors import ArmNotLoaded, ConfigError, PublicationError
 from streamtrain.store.publication import PROD, Publication
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ def label(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     version: Annotated[
         str, typer.Argument(metavar="VERSION|none", help="Number of a version; none removes the label.")
     ],
+    force: Annotated[bool, typer.Option("--force", help="Remove it even if requests are divided by it.")] = False,
     why: Why = "",
     who: Who = None,
     json: Json = False,
@@ -194,13 +195,16 @@ def label(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     number = None if version == "none" else parse_version(version)
     if name in (PROD, HEAD):
         raise ConfigError(f"label {name} cannot be set: promote and rollback change what is served")
-    if not name.isprintable() or not name.strip():
-        raise ConfigError(f"LABEL must be a name, not {name!r}")
     if version == HEAD:
         raise ConfigError("the head cannot have a label: create a version of it with publish --version")
     settings = read_client_settings(config, setting, {})
     with _open_versions(settings) as published:
-        published.set_label(name, number, resolve_actor(who), why)
+        try:
+            published.set_label(name, number, resolve_actor(who), why, force=force)
+        except PublicationError as exc:
+            if number is None and not force and "of the traffic" in str(exc):
+                raise PublicationError(f"{exc}, or use --force") from exc
+            raise
         model = published.name
     if json:
         print_json({"label": name, "version": number})
@@ -227,8 +231,9 @@ def traffic(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
 ) -> None:
     """Divide the requests for a model among arms, on all its servers at once.
 
-    An arm is prod (what is served), head, a version, a label, another model, or MODEL@LABEL. As JSON: weights, mirror
-    and stopped (arms that the watchdog has taken all requests away from, and why).
+    An arm is prod (what is served), head, a version, a label, another model, or MODEL@LABEL. As JSON: weights, mirror,
+    stopped (arms that the watchdog has taken all requests away from, and why) and missing (arms that are not there any
+    more).
     """
     given = dict(map(_parse_weight, weights or []))
     if len(given) < len(weights or []):
@@ -245,14 +250,17 @@ def traffic(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
                 now = control.change(given, resolve_actor(who), why, mirror=mirror, force=force)
             except ArmNotLoaded as exc:
                 raise ArmNotLoaded(f"{exc}; --force sets it anyway") from exc
+        missing = control.missing(now) if now else []
     if json:
         copied = now.mirror.name if now and now.mirror else None
         stopped = dict(now.stopped) if now else {}
-        print_json({"weights": now.weights() if now else {}, "mirror": copied, "stopped": stopped})
+        print_json({"weights": now.weights() if now else {}, "mirror": copied, "stopped": stopped, "missing": missing})
     else:
         typer.echo(f"{model.name}: {now or 'all requests go to what is served'}")
         for name, why_stopped in now.stopped if now else ():
             typer.echo(f"the watchdog has taken all requests away from {name}: {why_stopped}")
+        for name in missing:
+            typer.echo(f"{name} is not there any more: what is served gets its requests")
 
 
 def _parse_weight(text: str) -> tuple[str, float]:

@@ -13,13 +13,36 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain.errors import PublicationCorrupt
+from streamtrain.errors import ConfigError, PublicationCorrupt
 from streamtrain.store.json import convert
 
 Floats = NDArray[np.float32]
 
 PROD = "prod"
 """Label of the version that all servers serve; while no version has it, they serve the head."""
+
+MOST_LABEL_CHARACTERS = 128
+_MOST_DIGITS = 19  # of what has 64 bits
+
+
+def check_label(name: str) -> None:
+    """Whether a label may have this name: one that no version, arm of the traffic or path could be taken for.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    is_text = name.isprintable() and name.strip() == name and 0 < len(name) <= MOST_LABEL_CHARACTERS
+    if not is_text or name.isnumeric() or set(name) & set("@=/{}") or name in ("head", "none"):
+        raise ConfigError(
+            f"a label must have a name of at most {MOST_LABEL_CHARACTERS} printable characters, such as canary: no "
+            f"number, neither head nor none, and without @ = / {{ }} or a blank at an end; not {name!r}"
+        )
+
+
+def parse_version_number(text: str) -> int | None:
+    """The number of a version; None: it is not one. Digits of other scripts, such as ², are none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else None
+
 
 ANY = -1
 """Passed as `expected` when a label is to be changed whatever version has it now."""

@@ -317,7 +317,7 @@ def test_same_duration_in_other_words_agrees() -> None:
 
 def test_rows_expire_by_a_time_that_samples_have() -> None:
     for expiring in (st.Categorical("item", 4, expire_after="1d"), st.Categorical("b", 4, table="t", expire_after=60)):
-        refused(lambda one=expiring: schema(one), f"feature {expiring.name!r}", "expire_after", "set the schema's time")
+        refused(partial(schema, expiring), f"feature {expiring.name!r}", "expire_after", "set the schema's time")
 
 
 def test_features_of_a_table_have_one_dim() -> None:

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from streamtrain.cli import app
 from streamtrain.embedded.valkey import Valkey
-from streamtrain.errors import ConfigError, TrafficRefused
+from streamtrain.errors import ConfigError, PublicationError, TrafficRefused
 from streamtrain.serve.routing.guard import ArmGuard
 from streamtrain.serve.routing.router import Router
 from streamtrain.settings.groups import WatchdogSettings
-from streamtrain.store.publication import PROD
+from streamtrain.store.publication import PROD, check_label
 from streamtrain.store.redis.traffic import RedisTraffic
 from streamtrain.store.traffic import Arm, Traffic
 from tests.patience import PATIENCE, until
@@ -31,7 +31,7 @@ from tests.serve.test_watchdog import TOO_LARGE, probes
 CANARY = 5.0  # percent
 REQUESTS = 2000
 SIGMAS = 4
-PAIRS = 8  # of models: one for each test with a server
+PAIRS = 10  # of models: one for each test with a server
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_a_canary_gets_its_share_and_keys_stay(server: Serving, ads: InRedis) ->
     )
     assert (changed.status_code, changed.json()) == (
         200,
-        {"weights": {"prod": 95.0, "canary": 5.0}, "mirror": None, "stopped": {}},
+        {"weights": {"prod": 95.0, "canary": 5.0}, "mirror": None, "stopped": {}, "missing": []},
     )
     entry = ads.versions.history(1)[0]
     assert (entry.what, entry.why, entry.traffic_was, entry.traffic) == (
@@ -364,12 +364,72 @@ def test_the_command(server: Serving, ads: InRedis, challenger: InRedis) -> None
         0,
         f"{ads.model.name}: prod=95 {other}=5\n",
     )
-    assert run("--json")[1] == f'{{"weights": {{"prod": 95.0, "{other}": 5.0}}, "mirror": null, "stopped": {{}}}}\n'
+    assert (
+        run("--json")[1]
+        == f'{{"weights": {{"prod": 95.0, "{other}": 5.0}}, "mirror": null, "stopped": {{}}, "missing": []}}\n'
+    )
     assert f"prod=95 {other}=5 mirror=canary" in run("--mirror", "canary")[1]
-    asked = {"weights": {"prod": 95.0, other: 5.0}, "mirror": "canary", "stopped": {}}
+    asked = {"weights": {"prod": 95.0, other: 5.0}, "mirror": "canary", "stopped": {}, "missing": []}
     until(lambda: server.client.get(f"/v1/models/{own}/traffic", headers=BEARER).json() == asked, PATIENCE)
     history = CliRunner().invoke(app, ["versions", "--history", *settings]).output
     assert f"{other}=5" in history
+
+
+def test_a_label_in_use_is_not_removed_without_force(server: Serving, ads: InRedis) -> None:
+    own = name_of(ads)
+    settings = ["--set", f"publish.url={ads.url}", "--set", f"publish.model={own}"]
+
+    def run(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, [*words, *settings])
+        return done.exit_code, f"{done.output}{done.exception or ''}"
+
+    def shares() -> dict[str, Any]:
+        found: dict[str, Any] = server.client.get(f"/v1/models/{own}/traffic", headers=BEARER).json()
+        return found
+
+    control = control_of(ads)
+    ads.keep(3)
+    ads.versions.set_label("shadow", 2, "ann")
+    control.change({"prod": 33.0, "canary": 67.0}, "ann", mirror="shadow", force=True)
+    for label, words in (("canary", "has 67% of the traffic"), ("shadow", "is the mirror of the traffic")):
+        code, said = run("label", label, "none")
+        assert (code != 0, words in said, "--force" in said) == (True, True, True), said
+    with pytest.raises(PublicationError, match="67% of the traffic"):
+        ads.versions.set_label("canary", None, "ann")
+    until(lambda: shares()["weights"] == {"prod": 33.0, "canary": 67.0}, PATIENCE)
+    assert run("label", "canary", "none", "--force")[0] == 0
+    assert run("label", "shadow", "none", "--force")[0] == 0
+    # What is gone is shown as gone, and requests go to what is served.
+    assert "canary is not there any more: what is served gets its requests" in run("traffic")[1]
+    until(lambda: shares()["missing"] == ["canary", "shadow"], PATIENCE)
+    until(lambda: arm_of(server.client, ads).headers.get("x-arm") == "prod", PATIENCE)
+    # The way out works, though the label of the mirror is gone.
+    code, said = run("traffic", "--mirror", "none")
+    assert (code != 0, "there is no canary any more, so give the weights of all arms" in said) == (True, True), said
+    answer = server.client.post(url_of(ads, "traffic"), json={"weights": {"prod": 100}}, headers=BEARER)
+    assert (answer.status_code, answer.json()["mirror"]) == (200, None)
+    assert "not there" not in run("traffic")[1]
+    assert control.read() == Traffic(((Arm("prod", own, "prod"), 100.0),))
+
+
+@pytest.mark.parametrize("name", ["²", "7", "٣", "head", "none", "", " ", "a ", "a@b", "a=b", "a/b", "x" * 129, "a\n"])
+def test_a_label_has_a_name_that_nothing_else_has(name: str) -> None:
+    """A digit of another script ended the following of the traffic; and 7 would be version 7 elsewhere."""
+    with pytest.raises(ConfigError, match="a label must have a name"):
+        check_label(name)
+
+
+def test_a_version_with_a_share_of_the_traffic_is_not_deleted(ads: InRedis) -> None:
+    with pytest.raises(ConfigError, match="a label must have a name"):
+        ads.versions.set_label("²", 1, "ann")
+    control_of(ads).change({"prod": 50.0, "1": 50.0}, "ann", force=True)
+    for label in ads.versions.labels():
+        ads.versions.set_label(label, None, "ann", force=True)
+    with pytest.raises(PublicationError, match=r"version 1 .* has 50% of the traffic"):
+        ads.versions.delete(1, "ann")
+    for row in (3, 4, 5):
+        ads.keep(row)
+    assert 1 not in ads.versions.retain(1, "ann")
 
 
 def test_the_stop_of_an_arm_gives_its_weight_to_what_is_served() -> None:

@@ -16,6 +16,7 @@ from streamtrain.serve.http.responses import HTTPError, documented, json_respons
 from streamtrain.serve.http.served import ServedModel
 from streamtrain.serve.http.service import Service
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.routing.router import Router
 from streamtrain.store.publication import Publication
 from streamtrain.store.traffic import Traffic
 
@@ -55,6 +56,9 @@ class TrafficShares(Struct):
     mirror: str | None
     stopped: Annotated[
         dict[str, str], Meta(description="Arms that the watchdog has taken all requests away from, and why.")
+    ]
+    missing: Annotated[
+        list[str], Meta(description="Arms that this server has not loaded: what is served gets their requests.")
     ]
 
 
@@ -202,7 +206,7 @@ def _add_traffic(api: APIRouter, service: Service, find: Callable[[Request, str]
         except (TrafficRefused, Superseded) as exc:
             raise HTTPError(409, str(exc)) from exc
         model.follow_traffic(traffic)
-        return json_response(_shares(traffic))
+        return json_response(_shares(traffic, model.router))
 
     @api.get(
         "/v1/models/{name}/traffic",
@@ -211,13 +215,17 @@ def _add_traffic(api: APIRouter, service: Service, find: Callable[[Request, str]
         openapi_extra=_SECURITY,
     )
     async def shares(name: str, request: Request) -> Response:
-        return json_response(_shares(find(request, name).router.traffic))
+        router = find(request, name).router
+        return json_response(_shares(router.traffic, router))
 
 
-def _shares(traffic: Traffic | None) -> TrafficShares:
+def _shares(traffic: Traffic | None, router: Router) -> TrafficShares:
     if traffic is None:
-        return TrafficShares({}, None, {})
-    return TrafficShares(traffic.weights(), traffic.mirror.name if traffic.mirror else None, dict(traffic.stopped))
+        return TrafficShares({}, None, {}, [])
+    arms = [*(arm for arm, _ in traffic.arms), *([traffic.mirror] if traffic.mirror else [])]
+    missing = [arm.name for arm in arms if router.find(arm) is None]
+    mirror = traffic.mirror.name if traffic.mirror else None
+    return TrafficShares(traffic.weights(), mirror, dict(traffic.stopped), missing)
 
 
 def _listed(registry: Registry, versions: list[Publication]) -> list[dict[str, Any]]:

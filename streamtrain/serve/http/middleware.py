@@ -63,11 +63,11 @@ class RequestGuard:
             nonlocal status
             if message["type"] == "http.response.start":
                 if scope["method"] == "OPTIONS" and message["status"] == _NOT_ALLOWED:
-                    message = message | {"status": _NO_CONTENT, "headers": [*_allowed(message)]}
+                    message = {**message, "status": _NO_CONTENT, "headers": [*_allowed(message)]}
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *_extra_headers(message, identity)]
             elif status == _NO_CONTENT:
-                message = message | {"body": b""}
+                message = {**message, "body": b""}
             await send(message)
 
         try:

@@ -17,6 +17,7 @@ from streamtrain.serve.routing.router import Router, TrafficControl
 from streamtrain.serve.selection import Selection
 from streamtrain.serve.watchdog import Watchdog
 from streamtrain.settings.groups import WatchdogSettings
+from streamtrain.store.publication import parse_version_number
 from streamtrain.store.traffic import Traffic
 
 logger = logging.getLogger(__name__)
@@ -229,6 +230,6 @@ def parse_version(text: str) -> Version:
     """
     if text in ("0", HEAD):
         return HEAD
-    if text.isascii() and text.isdigit() and len(text) < 19:
-        return int(text)
+    if (number := parse_version_number(text)) is not None:
+        return number
     raise HTTPError(404, f'there is no version {text!r}; versions are numbers, or "head"')

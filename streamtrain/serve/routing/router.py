@@ -10,7 +10,7 @@ import orjson
 from streamtrain._core import hash_bytes
 from streamtrain.serve.predictor import Predictor
 from streamtrain.serve.registry import HEAD, Registry
-from streamtrain.store.publication import PROD
+from streamtrain.store.publication import PROD, parse_version_number
 from streamtrain.store.traffic import Arm, Traffic
 
 KEY = "x-routing-key"
@@ -89,7 +89,8 @@ class Router:
             else [*(arm for arm, _ in traffic.arms), *([traffic.mirror] if traffic.mirror else [])]
         )
         for name, registry in self._registries.items():
-            numbers = frozenset(int(arm.at) for arm in arms if arm.model == name and arm.at.isdigit())
+            versions = (parse_version_number(arm.at) for arm in arms if arm.model == name)
+            numbers = frozenset(one for one in versions if one is not None)
             if arms and numbers != registry.requested and (numbers or name == self.own):
                 registry.requested = numbers
         before, self._traffic = self._traffic, traffic
@@ -127,7 +128,8 @@ class Router:
             return registry.served
         if arm.at == HEAD:
             return registry.find(HEAD)
-        return registry.find_label(arm.at) or (registry.find(int(arm.at)) if arm.at.isdigit() else None)
+        number = parse_version_number(arm.at)
+        return registry.find_label(arm.at) or (None if number is None else registry.find(number))
 
     def _point(self, headers: Mapping[str, str], messages: Sequence[bytes]) -> float:
         """Where a request lies, from 0 to below 1: XXH64 of its key, or at random where it has none."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from streamtrain.errors import ArmNotLoaded, PublicationCorrupt, Superseded, TrafficRefused
-from streamtrain.store.publication import PROD
+from streamtrain.store.publication import PROD, parse_version_number
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.store.redis.scripts import TRAFFIC
 from streamtrain.store.redis.versions import RedisVersions
@@ -50,7 +50,11 @@ class RedisTraffic:
         if weights:
             check_weights(weights)
         arms = [(self.resolve(name), float(weight)) for name, weight in weights.items()] or [*before.arms]
-        copied = before.mirror if mirror is None else None if mirror == "none" else self.resolve(mirror)
+        copied = None if mirror == "none" else before.mirror if mirror is None else self.resolve(mirror)
+        if copied is not None and mirror is None and not self._is_there(copied):
+            copied = None  # as it has no effect
+        if gone := [arm.name for arm, weight in arms if weight and not self._is_there(arm)]:
+            raise TrafficRefused(f"there is no {' or '.join(gone)} any more, so give the weights of all arms")
         resting = {arm.name for arm, weight in arms if not weight}
         after = Traffic(tuple(arms), copied, tuple(one for one in before.stopped if one[0] in resting))
         if not force:
@@ -58,6 +62,14 @@ class RedisTraffic:
             self._check_loaded({arm.name: arm for arm in used})
         self._set(text, before, after, who, why)
         return after
+
+    def missing(self, traffic: Traffic) -> list[str]:
+        """Names of its arms that are not there any more: what is served gets their requests."""
+        arms = [*(arm for arm, _ in traffic.arms), *([traffic.mirror] if traffic.mirror else [])]
+        return [arm.name for arm in arms if not self._is_there(arm)]
+
+    def _is_there(self, arm: Arm) -> bool:
+        return arm.at == PROD or self._has(arm.model, arm.at)
 
     def stop(self, traffic: Traffic, name: str, who: str, why: str) -> Traffic:
         """Gives an arm no more requests.
@@ -128,11 +140,14 @@ class RedisTraffic:
         versions = self._versions(model)
         if at == HEAD:
             return versions.head() is not None
-        return at in versions.labels() or (_is_number(at) and versions.find(int(at)) is not None)
+        number = parse_version_number(at)
+        return at in versions.labels() or (number is not None and versions.find(number) is not None)
 
     def _number(self, model: str, at: str) -> int:
-        found = self._versions(model).labels().get(at)
-        return int(at) if found is None else found
+        found = self._versions(model).labels().get(at, parse_version_number(at))
+        if found is None:
+            raise TrafficRefused(f"model {model} has no label or version {at!r}")
+        return found
 
     def _is_published(self, model: str) -> bool:
         if not model.replace("-", "").replace("_", "").isalnum():
@@ -156,7 +171,3 @@ class RedisTraffic:
     def _set(self, text: bytes, before: Traffic, after: Traffic, who: str, why: str) -> None:
         if not self._model.run(TRAFFIC, text, after.to_json(), who, why, str(before), str(after)):
             raise Superseded(f"the traffic of {self._model.name} was changed meanwhile: try again")
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 19

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from streamtrain.errors import NothingBefore, PublicationCorrupt, PublicationError, Superseded
 from streamtrain.store.json import convert, parse_json
-from streamtrain.store.publication import ANY, PROD, Origin, Publication, RowChange, Weights, check_rows
+from streamtrain.store.publication import ANY, PROD, Origin, Publication, RowChange, Weights, check_label, check_rows
 from streamtrain.store.redis.buckets import BucketChecksums, Buckets
 from streamtrain.store.redis.dictionary import encode_changes
 from streamtrain.store.redis.layout import Layout, TableSize
 from streamtrain.store.redis.model import Head, RedisModel
 from streamtrain.store.redis.scripts import ADD_VERSION, DELETE, HOLD, HOLDERS, LABEL, ROLLBACK, SETTING
 from streamtrain.store.redis.server import Fields, parse_fields
+from streamtrain.store.traffic import Traffic
 
 _DROP_SECONDS = 600.0  # for which no other process publishes a model that is being deleted
 _ALL = 1_000_000  # entries of the history, which is shorter
@@ -285,14 +286,29 @@ class RedisVersions:
         return dict(self._model.decided().labels)
 
     def set_label(
-        self, label: str, version: int | None, who: str, why: str = "", *, expected: int | None = ANY
+        self,
+        label: str,
+        version: int | None,
+        who: str,
+        why: str = "",
+        *,
+        expected: int | None = ANY,
+        force: bool = False,
     ) -> None:
-        """Moves a label to a version; None removes it.
+        """Moves a label to a version; None removes it, with `force` also if requests are divided by it.
 
         Raises:
+            ConfigError: no label may have this name.
             PublicationCorrupt: the version does not exist.
+            PublicationError: requests are divided by it.
             Superseded: the label is not at `expected` (None: at no version).
         """
+        if version is not None:
+            check_label(label)
+        elif label != PROD and not force and (use := self._use_of(label)):
+            raise PublicationError(
+                f"the label {label} of {self._model.name} {use}: change the traffic before it is removed"
+            )
         self._change(LABEL, label, "" if version is None else version, who, why, expected=expected)
 
     def promote(self, version: int | None, who: str, why: str = "", *, expected: int | None = ANY) -> None:
@@ -320,6 +336,16 @@ class RedisVersions:
         if found is None:
             raise NothingBefore(f"{self._model.name} has no earlier {label} version to roll back to")
         return int(found) if found else None
+
+    def _use_of(self, at: str) -> str:
+        """What the traffic does with a label or a version, in words; "": nothing."""
+        text, own = self._model.decided().traffic, self._model.keys.model
+        traffic = Traffic.from_json(text) if text else None
+        if traffic is None:
+            return ""
+        weight = sum(weight for arm, weight in traffic.arms if (arm.model, arm.at) == (own, at))
+        is_mirror = traffic.mirror is not None and (traffic.mirror.model, traffic.mirror.at) == (own, at)
+        return f"has {weight:g}% of the traffic" if weight else "is the mirror of the traffic" if is_mirror else ""
 
     def _change(self, script: str, label: str, *given: Any, expected: int | None) -> Any:
         if expected != ANY:
@@ -369,6 +395,8 @@ class RedisVersions:
         Raises:
             PublicationError: a label or a server uses it.
         """
+        if use := self._use_of(str(version)):
+            raise PublicationError(f"version {version} of {self._model.name} {use}: change the traffic before")
         if users := self._users_unless_deleted(version, who, why):
             raise PublicationError(f"version {version} of {self._model.name} is in use by {', '.join(users)}")
         self._model.sweep()
@@ -380,7 +408,7 @@ class RedisVersions:
         deleted = [
             version
             for version in versions[: max(0, len(versions) - keep)]
-            if not self._users_unless_deleted(version, who, why)
+            if not self._use_of(str(version)) and not self._users_unless_deleted(version, who, why)
         ]
         self._model.sweep()
         return deleted

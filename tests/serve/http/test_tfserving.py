@@ -177,12 +177,12 @@ def test_bad_bodies(client: httpx.Client, body: bytes, status: int, message: str
     assert client.post(f"{URL}:predict", json={"instances": [{"user": "u1"}]}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/healthz/live", "/healthz/ready", "/v2/health/live", "/metrics", URL, "/console"])
+@pytest.mark.parametrize("path", ["/healthz/live", "/healthz/ready", "/v2/health/live", "/metrics", URL])
 def test_head_and_options(client: httpx.Client, path: str) -> None:
     """As load balancers and browsers send them."""
     got, asked = client.get(path), client.head(path)
     assert (asked.status_code, asked.content) == (got.status_code, b"")
-    assert asked.headers["content-type"] == got.headers["content-type"]
+    assert asked.headers.get("content-type") == got.headers.get("content-type")
     answer = client.options(path)
     assert (answer.status_code, answer.content) == (204, b"")
     assert {"GET", "HEAD", "OPTIONS"} <= {one.strip() for one in answer.headers["allow"].split(",")}
