@@ -224,6 +224,7 @@ class WorkerProcess:
             metrics=self.metrics,
             graphs=self._warmup.graphs,
         )
+        self._warmup.graphs()  # so that no partition waits here for what others could learn
         logger.info(describe_steps(self._model))
         assert self._reporter is not None
         self._reporter.start()

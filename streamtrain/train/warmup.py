@@ -1,13 +1,16 @@
-"""Compiles the graph of a model's micro-batches while its worker joins the consumer group, or waits as a standby."""
+"""Compiles the graph of a model's micro-batches before its worker joins the consumer group, or waits as a standby."""
 
+import json
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
 from streamtrain.errors import StreamtrainError
+from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.model.spec import Spec
-from streamtrain.stream.formats.factory import Format
+from streamtrain.stream.formats.factory import Format, JsonFormat
 from streamtrain.stream.source import Bounds, Stream
 from streamtrain.train.micro import GraphCache, MicroStep
 from streamtrain.train.step import Step
@@ -22,10 +25,12 @@ logger = logging.getLogger(__name__)
 class Warmup:
     """Compiles in a thread, for batches like the last messages of the topic; learns nothing. It begins at once.
 
+    Where there are none yet, it is for full batches of samples with one id for each feature.
+
     Args:
         model: the model; nothing is compiled if it has no micro-batches.
         step: its training function.
-        stream: the topic; if it cannot be read, or is empty, the graph is compiled when the first batch arrives.
+        stream: the topic.
         format: decodes the messages; used by this thread alone.
         batch_size: maximum number of samples of a batch.
     """
@@ -52,17 +57,27 @@ class Warmup:
             self._closed = True
 
     def _run(self) -> None:
-        try:
-            batch, _ = self._format.decode(self._latest())
-        except StreamtrainError as exc:  # the loop reports it
-            logger.debug("not compiling ahead: %s", exc)
-            return
+        batch = self._batch()
         with self._lock:
             if self._closed:
                 return
             micro = MicroStep(self._model, self._step, self._batch_size, Spec.of(self._model), graphs=self._graphs)
             if micro.takes(batch):
                 micro.compile(plan(self._model.planner(1), batch))
+
+    def _batch(self) -> Batch:
+        assert self._model.micro_batch_size
+        try:
+            batch, _ = self._format.decode(self._latest())
+        except StreamtrainError as exc:  # the loop reports it
+            logger.debug("compiling for samples that are made up: %s", exc)
+        else:
+            if len(batch) > self._model.micro_batch_size:
+                return batch
+        batch, bad = JsonFormat(self._model).decode(_made_up(self._model, self._batch_size))
+        if bad:
+            logger.warning("the first batch will take longer: samples of one's own are refused: %s", bad[0].describe())
+        return batch
 
     def _latest(self) -> Sequence[bytes]:
         """The last messages of the longest partitions, as many as a batch has."""
@@ -77,3 +92,12 @@ class Warmup:
             if nbytes > _BYTES:
                 break
         return values
+
+
+def _made_up(model: Model, count: int) -> list[bytes]:
+    """As many samples, each with ids of its own."""
+    schema, now = model.schema, time.time()
+    fields: dict[str, object] = {label.name: 1 for label in model.labels}
+    fields |= {one.field_name: 1.0 for one in schema.numerics} | ({schema.time: now} if schema.time else {})
+    names = [one.field_name for one in schema.categoricals]
+    return [json.dumps(fields | {name: f"{name}{i}" for name in names}).encode() for i in range(count)]
