@@ -176,11 +176,12 @@ def write_lookup_graph(
 def _embed(
     feature: Categorical, ids: "tf.Tensor", tables: Mapping[str, Any], table: Mapping[str, Any], longest: int
 ) -> dict[str, Any]:
-    """The inputs of a feature, of ids [n] or [n, k]; empty ones are padding."""
+    """The inputs of a feature, of ids [n] or [n, k]; of the latter, empty ones are padding."""
     import tensorflow as tf
 
+    is_one = tf.rank(ids) == 1
     ids = tf.reshape(ids, [tf.shape(ids)[0], tf.reduce_prod(tf.shape(ids)[1:])])
-    lists = tf.ragged.boolean_mask(ids, ids != "")
+    lists = tf.ragged.boolean_mask(ids, (ids != "") | is_one)
     if feature.max_length is not None:
         lists = lists[:, -feature.max_length :]
     keys = hash_texts(lists.values, longest)

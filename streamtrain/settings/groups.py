@@ -14,6 +14,7 @@ from streamtrain.settings.types import (
     Margin,
     ModelFiles,
     Options,
+    PathText,
     Ratio,
     Seconds,
     Secret,
@@ -282,7 +283,7 @@ class StreamSettings(Group):
     format: Literal["json", "avro", "protobuf"] = "json"
     registry: Text | None = None
     registry_config: Options = Field(default={})
-    schema_file: Text | None = None
+    schema_file: PathText | None = None
     create: Annotated[Count, Field(ge=0, le=100_000)] = 0
     topic_id: Text | None = None
     gone: Literal["fail", "skip"] = "fail"
@@ -360,7 +361,7 @@ class JoinSettings(Group):
     keep: Annotated[KeepSettings, Table, table_of(KeepSettings, single=True)] = KeepSettings()
     commit_every: Seconds = 0.1
     memory_bytes: Count = 1 << 30
-    folder: Text | None = None
+    folder: PathText | None = None
     metrics: Listen | None = None
 
     @property
@@ -403,7 +404,7 @@ class CheckpointSettings(Group):
         full_every: deltas between full checkpoints; 0: every checkpoint is full.
     """
 
-    url: Text | None = None
+    url: PathText | None = None
     every: Seconds = 60.0
     keep: Annotated[Count, Field(ge=1)] = 3
     full_every: Annotated[Count, Field(ge=0)] = 10
@@ -441,9 +442,9 @@ class UpSettings(Group):
     ps: Annotated[Count, Field(ge=1, le=256)] = 2
     workers: Annotated[Count, Field(ge=1, le=256)] = 2
     standby: Flag = True
-    data: Text = ".streamtrain"
-    redis: Text | None = None
-    kafka: Text | None = None
+    data: PathText = ".streamtrain"
+    redis: PathText | None = None
+    kafka: PathText | None = None
 
 
 class LogSettings(Group):
@@ -472,11 +473,11 @@ class SecuritySettings(Group):
         insecure: whether plaintext may leave the machine.
     """
 
-    certificate: Text | None = None
-    key: Text | None = None
-    ca: Text | None = None
+    certificate: PathText | None = None
+    key: PathText | None = None
+    ca: PathText | None = None
     token: Secret | None = None
-    token_file: Text | None = None
+    token_file: PathText | None = None
     insecure: Flag = False
 
 
@@ -487,7 +488,7 @@ class Settings(Group):
         model: "path/to/file.py:name"; None: given on the command line.
     """
 
-    model: Text | None = None
+    model: PathText | None = None
     stream: StreamSettings = StreamSettings()
     join: JoinSettings = JoinSettings()
     worker: WorkerSettings = WorkerSettings()

@@ -1,13 +1,24 @@
 """Types of settings: which values they accept, as text or typed, and how secrets in them are masked."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, Strict, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    Strict,
+    ValidationError,
+    ValidationInfo,
+)
 
 from streamtrain.address import MASK, Hosts, parse_address, redacted
 from streamtrain.durations import parse_duration
@@ -74,7 +85,15 @@ def _model_files(value: Any, info: ValidationInfo) -> dict[str, str]:
             raise ValueError(f"must have names that consist of letters, digits, - and _, not {name!r}")
         if not isinstance(file, str):
             raise ValueError(f'must name the model file of {name!r}, or be "", not {file!r}')
-    return parsed
+    return {name: _expand_home(file) for name, file in parsed.items()}
+
+
+def _expand_home(path: str) -> str:
+    """With ~ as shells mean it, which they do not see in `--set key=~/x`, in files and in variables."""
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise ValueError(f"must be a path whose ~ has a home: set HOME, or write it out, not {path!r}")
+    return expanded
 
 
 def _listen(value: Any, info: ValidationInfo) -> str:
@@ -110,6 +129,7 @@ Ratio = Annotated[float, Field(ge=0, le=1), *_TYPED]
 Margin = Annotated[float, Field(gt=0, allow_inf_nan=False), *_TYPED]
 Options = Annotated[dict[str, str | int | float | bool], *_TYPED]
 Text = Annotated[str, Field(min_length=1)]
+PathText = Annotated[str, Field(min_length=1), AfterValidator(_expand_home)]
 Table = BeforeValidator(_parse_text)
 Start = Annotated[str, BeforeValidator(_start)]
 Secret = Annotated[SecretStr, Field(min_length=1)]

@@ -74,7 +74,7 @@ def samples(count: int) -> list[dict[str, Any]]:
         {
             "ts": 1000 + i,
             "label": int(rng.integers(2)),
-            "user": f"u{rng.integers(9)}",
+            "user": f"u{rng.integers(9)}" if i % 5 else "",
             "tags": [f"t{one}" for one in rng.integers(5, size=1 + i % 3)],
             "seen": [int(one) for one in rng.integers(6, size=1 + i % 4)],
             "price": float(rng.normal()),
@@ -131,7 +131,8 @@ def from_ids(folder: Path, requests: Sequence[Sequence[Mapping[str, Any]]], scra
         return [[str(id_) for id_ in one] + [""] * (longest - len(one)) for one in lists]
 
     inputs = [
-        {name: padded(name, given) for name in ("user", "tags", "seen")} | {"price": [one["price"] for one in given]}
+        {name: padded(name, given) for name in ("tags", "seen")}
+        | {name: [one[name] for one in given] for name in ("user", "price")}
         for given in requests
     ]
     (scratch / "inputs.json").write_text(json.dumps(inputs))

@@ -198,6 +198,28 @@ def test_what_is_wrong_in_the_environment(name: str, value: str, message: str) -
     assert message in str(caught.value)
 
 
+def test_a_home_is_meant_as_shells_mean_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which do not see it in `--set key=~/x`: a folder named ~ was made."""
+    monkeypatch.setenv("HOME", "/home/ann")
+    given = {
+        "checkpoint.url": "~/run",
+        "up.data": "~",
+        "join.folder": "~/spill~",
+        "model": "~/m.py:model",
+        "serve.models": '{"ads": "~/ads.py", "other": ""}',
+    }
+    loaded = load_settings(overrides=given)
+    assert (loaded.checkpoint.url, loaded.up.data, loaded.join.folder) == (
+        "/home/ann/run",
+        "/home/ann",
+        "/home/ann/spill~",
+    )
+    assert (loaded.model, loaded.serve.models) == ("/home/ann/m.py:model", {"ads": "/home/ann/ads.py", "other": ""})
+    assert load_settings(overrides={"checkpoint.url": "s3://~/x"}).checkpoint.url == "s3://~/x"
+    with pytest.raises(ConfigError, match=r"checkpoint\.url .*must be a path whose ~ has a home.*'~nobody9/x'"):
+        load_settings(overrides={"checkpoint.url": "~nobody9/x"})
+
+
 def test_what_is_wrong_on_the_command_line() -> None:
     with pytest.raises(ConfigError, match=r"^ps\.sessions on the command line must be an integer, not 'x'$"):
         load_settings(overrides={"ps.sessions": "x"})

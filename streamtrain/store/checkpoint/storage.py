@@ -85,7 +85,10 @@ class Directory:
         self.url = redacted(str(url)).rstrip("/") or "/"
         self._secrets = secrets_of(str(url))
         if isinstance(url, Path) or not re.search("::|://", url):
-            self._fs, self._root = LocalFileSystem(), str(Path(url).absolute())
+            try:
+                self._fs, self._root = LocalFileSystem(), str(Path(url).expanduser().absolute())
+            except RuntimeError as exc:
+                raise CheckpointError(f"cannot use {self.url}: {exc}") from exc
             return
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
