@@ -387,6 +387,8 @@ class Learner:
             CheckpointCorrupt: one of its files is damaged; the message names it.
             ConfigError: what would be lost is not in `allow`.
         """
+        if not isinstance(model, Model):
+            raise ConfigError(f"load takes the path of the checkpoint, then the model, not {path!r} and {model!r}")
         learner = cls(model, batch_size=batch_size, shards=shards, window=window, future_after=future_after)
         restored, state = load_shards(path, Spec.of(model), shards, evolve=model if evolve else None, allow=allow)
         learner.samples, learner.watermark = restored[0].samples, float(restored[0].watermark)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -29,7 +30,7 @@ _HEALTH = ("/healthz/live", "/healthz/ready", "/v2/health/live", "/v2/health/rea
 _PUBLIC = ("/", "/docs", *_HEALTH)  # pages that ask for a token themselves
 _PUBLIC_FILES = "/console/"
 _OTHER_SITES = (b"cross-site", b"same-site")  # same-site: another port of this machine, or name of its domain
-_NOT_ALLOWED, _NO_CONTENT = 405, 204
+_NOT_ALLOWED, _NO_CONTENT, _REDIRECT = 405, 204, 307
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _CACHED_HOSTS = 64
 
@@ -65,7 +66,10 @@ class RequestGuard:
                 if scope["method"] == "OPTIONS" and message["status"] == _NOT_ALLOWED:
                     message = {**message, "status": _NO_CONTENT, "headers": [*_allowed(message)]}
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *_extra_headers(message, identity)]
+                headers = message.get("headers", ())
+                if status == _REDIRECT:
+                    headers = [_relative(scope, one) if one[0] == b"location" else one for one in headers]
+                message["headers"] = [*headers, *_extra_headers(message, identity)]
             elif status == _NO_CONTENT:
                 message = {**message, "body": b""}
             await send(message)
@@ -105,6 +109,15 @@ class RequestGuard:
         if not self._tokens.has_read or _path(scope) in _PUBLIC or _path(scope).startswith(_PUBLIC_FILES):
             return
         self._tokens.check_read(Headers(scope=scope).get("authorization", ""), client_address(scope))
+
+
+def _relative(scope: Scope, location: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    """Where a path with or without a slash at its end is, from here: scheme and prefix of a proxy are not known."""
+    path: str = scope["path"]
+    *_, last = path.rstrip("/").split("/")
+    _, mark, query = location[1].partition(b"?")
+    place = f"../{last}" if path.endswith("/") else f"{last}/"
+    return b"location", quote(place).encode() + mark + query
 
 
 def _allowed(refusal: Message) -> Iterator[tuple[bytes, bytes]]:

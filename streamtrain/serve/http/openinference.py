@@ -55,8 +55,8 @@ class InferenceRequest(Struct):
 
     inputs: list[Tensor]
     id: str | None = None
-    outputs: list[RequestedOutput] = []
-    parameters: dict[str, Any] = {}
+    outputs: list[RequestedOutput] | None = None
+    parameters: dict[str, Any] | None = None
 
 
 class InferenceResponse(Struct):
@@ -126,7 +126,7 @@ def parse_request(body: bytes, json_size: str | None) -> tuple[InferenceRequest,
             with refused_tensors():
                 values[one.name] = InputTensor.of_binary(one.name, one.shape, one.datatype, body[end : end + size])
             end += size
-    check_outputs([one.name for one in request.outputs])
+    check_outputs([one.name for one in request.outputs or []])
     if json_size is not None and end != len(body):
         raise HTTPError(400, f"{len(body) - end} bytes of binary data belong to no input")
     return request, values
@@ -242,7 +242,7 @@ def encode_response(
     Raises:
         HTTPError: 400, there is no such output.
     """
-    every = bool(request.parameters.get("binary_data_output"))
+    every = bool((request.parameters or {}).get("binary_data_output"))
     wanted = request.outputs or [RequestedOutput(name) for name in labels]
     outputs, data = [], []
     for one in wanted:

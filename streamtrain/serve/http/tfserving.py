@@ -1,5 +1,6 @@
 """The REST API of TensorFlow Serving and KServe's V1 protocol, so that their clients work unchanged."""
 
+import base64
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -102,7 +103,7 @@ def parse_messages(body: bytes, fields: Mapping[str, InputField], limits: Reques
         check_signature(request.signature_name)
         if request.instances is not UNSET and request.inputs is UNSET:
             limits.check(len(request.instances))
-            return [bytes(one) for one in _rows(request.instances, fields)], False
+            return [_decoded(bytes(one), fields) for one in _rows(request.instances, fields)], False
         if request.inputs is not UNSET and request.instances is UNSET:
             return _from_columns(request.inputs, fields, limits), True
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
@@ -139,7 +140,40 @@ def _from_columns(inputs: Raw, fields: Mapping[str, InputField], limits: Request
     parts = [
         [msgspec.json.encode(name) + b":" + one for one in _column(fields[name], columns[name])] for name in columns
     ]
-    return [b"{%s}" % b",".join(values) for values in zip(*parts, strict=True)]
+    return [_decoded(b"{%s}" % b",".join(values), fields) for values in zip(*parts, strict=True)]
+
+
+def _decoded(instance: bytes, fields: Mapping[str, InputField]) -> bytes:
+    """With texts in place of {"b64": …}, as which TensorFlow Serving's clients may send them.
+
+    Raises:
+        HTTPError: 400, one is not base64 of UTF-8, or the instance itself is sent so.
+    """
+    if b'"b64"' not in instance or "b64" in fields:
+        return instance
+    try:
+        features = msgspec.json.decode(instance, type=dict[str, Raw])
+        values = {name: msgspec.json.decode(one) for name, one in features.items() if b'"b64"' in bytes(one)}
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise HTTPError(400, f"an instance is malformed: {exc}") from exc
+    if [*features] == ["b64"]:
+        raise HTTPError(
+            400,
+            'an instance in "b64" is a serialized tf.train.Example, which is not read here: send its features as JSON, '
+            "or by gRPC to Classify or Regress",
+        )
+    return msgspec.json.encode({**features} | {name: _text(name, one) for name, one in values.items()})
+
+
+def _text(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_text(name, one) for one in value]
+    if not isinstance(value, dict) or [*value] != ["b64"]:
+        return value
+    try:
+        return base64.b64decode(value["b64"], validate=True).decode()
+    except (TypeError, ValueError) as exc:
+        raise HTTPError(400, f"{name!r} has a b64 that is not base64 of UTF-8: {exc}") from exc
 
 
 def parse_examples(body: bytes, fields: Mapping[str, InputField], limits: RequestLimits) -> tuple[list[bytes], str]:
@@ -163,7 +197,7 @@ def parse_examples(body: bytes, fields: Mapping[str, InputField], limits: Reques
 
     shared = parts_of(request.context)
     limits.check(len(request.examples), sum(map(len, shared.values())))
-    messages = [b"{%s}" % b",".join({**shared, **parts_of(one)}.values()) for one in request.examples]
+    messages = [_decoded(b"{%s}" % b",".join({**shared, **parts_of(one)}.values()), fields) for one in request.examples]
     return messages, request.signature_name or ""
 
 

@@ -103,6 +103,13 @@ def test_about(client: httpx.Client) -> None:
         assert client.get(path).status_code == 404
 
 
+def test_null_stands_for_what_is_left_out(client: httpx.Client) -> None:
+    body = {"inputs": [USERS, PRICES], "outputs": None, "parameters": None, "id": None}
+    answer = client.post(f"{URL}/infer", json=body)
+    assert answer.status_code == 200, answer.text
+    assert [one["name"] for one in answer.json()["outputs"]] == ["label"]
+
+
 def test_an_output_that_is_requested_twice(client: httpx.Client) -> None:
     """Each mention would be another tensor."""
     body = {"inputs": [USERS, PRICES], "outputs": [{"name": "label"}] * 20_000}

@@ -150,7 +150,6 @@ DEEP = b'{"instances": [{"user": "u1", "x": ' + b"[" * 100_000 + b"]" * 100_000 
     [
         (b'{"instances": [{"user": "u1"}, {}]}', 400, "instance 1: missing_field in field 'user'"),
         (b'{"instances": [{"user": 1.5}]}', 400, "instance 0: wrong_type in field 'user'"),
-        (b'{"instances": [{"user": {"b64": "aGk="}}]}', 400, "instance 0: wrong_type in field 'user'"),
         (b'{"instances": [{"user": [["u1"]]}, {}]}', 400, r"instance 0: wrong_type in field 'user' \(and 1 more\)"),
         (b'{"instances": [{"user": NaN}]}', 400, "the body is not a prediction request"),
         (b'{"instances": [{"user": "\xff"}]}', 400, "instance 0: not_utf8"),
@@ -175,6 +174,43 @@ def test_bad_bodies(client: httpx.Client, body: bytes, status: int, message: str
     assert [*answer.json()] == ["error"]
     assert re.search(message, answer.json()["error"]), answer.text[:300]
     assert client.post(f"{URL}:predict", json={"instances": [{"user": "u1"}]}).status_code == 200
+
+
+def test_texts_in_base64(client: httpx.Client) -> None:
+    """As TensorFlow Serving's clients send values of DT_STRING, in rows, in columns and in examples."""
+    wanted = client.post(f"{URL}:predict", json={"instances": [{"user": "u1"}, {"user": ["u1", "u2"]}]}).json()
+    one, two = {"b64": "dTE="}, {"b64": "dTI="}
+    for body in (
+        {"instances": [{"user": one}, {"user": [one, "u2"]}]},
+        {"instances": [{"user": one}, {"user": ["u1", two], "more": {"b64": 1, "x": 2}}]},
+    ):
+        assert client.post(f"{URL}:predict", json=body).json() == wanted
+    answer = client.post(f"{URL}:predict", json={"inputs": {"user": [one, two]}}).json()
+    assert answer == client.post(f"{URL}:predict", json={"inputs": {"user": ["u1", "u2"]}}).json()
+    answer = client.post(f"{URL}:regress", json={"examples": [{"user": two}], "context": {"user": one}}).json()
+    assert answer == client.post(f"{URL}:regress", json={"examples": [{"user": "u2"}]}).json()
+
+
+@pytest.mark.parametrize(
+    ("instance", "said"),
+    [
+        ({"b64": "CgA="}, "is a serialized tf.train.Example"),
+        ({"user": {"b64": "!"}}, "'user' has a b64 that is not base64 of UTF-8"),
+        ({"user": {"b64": "/w=="}}, "'user' has a b64 that is not base64 of UTF-8"),
+        ({"user": [{"b64": 7}]}, "'user' has a b64 that is not base64 of UTF-8"),
+        ({"user": {"b64": "dTE=", "more": 1}}, "wrong_type in field 'user'"),
+    ],
+)
+def test_base64_that_is_none(client: httpx.Client, instance: object, said: str) -> None:
+    answer = client.post(f"{URL}:predict", json={"instances": [instance]})
+    assert (answer.status_code, said in answer.json()["error"]) == (400, True), answer.text
+
+
+def test_a_slash_at_the_end_leads_to_the_same_scheme_and_prefix(client: httpx.Client) -> None:
+    for path, place in ((f"{URL}/", "../model"), ("/v1/models/?x=1", "../models?x=1")):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["location"]) == (307, place)
+        assert client.get(path, follow_redirects=True).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz/live", "/healthz/ready", "/v2/health/live", "/metrics", URL])
