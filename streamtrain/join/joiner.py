@@ -45,7 +45,7 @@ _MOST_AHEAD = 60.0  # seconds that one log may be read ahead of the other
 _TRANSACTION_SECONDS = 15.0  # after which a broker takes back the transaction of a joiner that was killed
 _MOST_TRANSACTION_SECONDS = 900.0  # that a broker allows by default
 _PATIENCE = 0.6  # of that time, for each step of a transaction
-_LARGE = 65_536  # bytes of a message that a topic may refuse for its size
+_LARGE = 4096  # bytes of a message that a topic may refuse for its size
 _END = KafkaError._PARTITION_EOF
 _FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
@@ -210,6 +210,7 @@ class Joiner:
         self._memory = Memory(settings.join.memory_bytes)
         self._partition_count = 0  # partitions of each topic
         self._limits: dict[str, int] = {}  # bytes of the largest message, by topic that is written
+        self._refused: dict[str, tuple[int, Message]] = {}  # the largest that was refused, with its bytes, by topic
         self._identities: dict[str, str] = {}  # of the topics that are read
         self._samples: dict[int, int] = {}  # next offsets
         self._read_to: dict[Place, int] = {}  # next offsets to be read
@@ -516,6 +517,7 @@ class Joiner:
         try:
             self._write_transaction(dirty)
         except KafkaException:
+            self._learn_limits()
             took = time.monotonic() - began
             if took > _PATIENCE * self._transaction_seconds and self._monitor.last_failure < began:
                 self._take_longer()
@@ -591,13 +593,20 @@ class Joiner:
                 self._producer.poll(0.1)
 
     def _note_limit(self, topic: str, size: int, error: KafkaError | None, message: Message) -> None:
+        """Notes what a topic refuses for its size: all that was sent together with it is refused, too."""
+        is_too_large = error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+        if is_too_large and (topic not in self._refused or size > self._refused[topic][0]):
+            self._refused[topic] = size, message
+
+    def _learn_limits(self) -> None:
         """Learns how large a message may be where the topic's settings cannot be read, or have changed."""
-        if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        for topic, (size, message) in self._refused.items():
             logger.warning(
                 "topic %s does not take a message of %d bytes for partition %s with key %r; what is as large will be a "
                 "dead letter", topic, size, message.partition(), message.key()
             )  # fmt: skip
             self._limits[topic] = min(self._limits[topic], size // 2 if topic.endswith(SUFFIX) else size - 1)
+        self._refused.clear()
 
     def _count(self, partition: JoinedPartition) -> None:
         output, totals = partition.join.output, self.totals

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import SourceError
@@ -86,6 +86,23 @@ def test_messages_of_any_size_are_joined_or_dead_letters(limit: str, topics: Top
     if limit != "of the input":
         assert ("too_large", 1, len(json.dumps(large))) in [(*one[:2], one[3]) for one in found]
     assert sum(kept for _, _, kept, _ in found) > 100_000
+
+
+def test_a_limit_that_is_lowered_is_learned_from_the_refusal(topics: Topics, tmp_path: Path) -> None:
+    """As one that the joiner may not read; the transaction that held the message is tried again without it."""
+    later = BEGIN + 1000  # than what idle logs come to meanwhile
+    with joining(topics.settings(tmp_path, SHORT)):
+        topics.write(topics.impressions, [impression("a")], lambda _: 0)
+        until(lambda: labels(topics) == {"a": 0})
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topics.samples.topic)
+        lowered = ConfigEntry("max.message.bytes", "50000", incremental_operation=AlterConfigOpType.SET)
+        resource.add_incremental_config(lowered)
+        admin = AdminClient({"bootstrap.servers": topics.servers})
+        (altered,) = admin.incremental_alter_configs([resource]).values()
+        altered.result(60)
+        topics.write(topics.impressions, [impression("large", 100_000, later), impression("b", at=later)], lambda _: 0)
+        until(lambda: labels(topics) == {"a": 0, "b": 0})
+    assert [one[:2] for one in letters(topics, topics.impressions)] == [("too_large", 1)]
 
 
 def test_an_open_transaction_is_not_the_end(topics: Topics, tmp_path: Path) -> None:
