@@ -1,12 +1,13 @@
 """Which samples are late: by the time of the stream, which no single sample sets, nor a hundred of a broken client.
 
-A partition has a watermark, the event time that its samples have come to. A sample takes it on to its own event time,
-but not beyond the time that the log has of its message, as nothing happens after it was written; and by more than
-`late_after` at once only if the log's time says so too. Otherwise it may be one whose clock is wrong, and takes the
-watermark on by a small part, as does a late one back: so a gap in old data is passed after some hundreds of samples,
-and a wrong watermark is mended by them.
+A partition has a watermark, the event time that its samples have come to; one that is more than `late_after` behind it
+is late. A sample takes the watermark on to its own event time, but not beyond the time that the log has of its message,
+as nothing happens after it was written. One that is ahead by more than `late_after` may have a wrong clock, so it takes
+the watermark on by a small part only, as does a late one back: a gap in the data is passed after some hundreds of
+samples, none of which is late, and a wrong watermark is mended by them.
 
-A sample is late if it is more than `late_after` behind both the watermark and the log's time of its message.
+Whether the log's time says that such a sample is right does not count: many producers set it to the event time, or by
+the same wrong clock.
 
 All of it is a function of the log, and the same however it is read in parts.
 """
@@ -42,27 +43,21 @@ def find_late(watermark: float, times: Times, logged: Times, late_after: float) 
         logged: [n], when the log got their messages; NaN where it does not say.
         late_after: seconds, from 0 on.
     """
-    known = ~np.isnan(logged)
-    bounded = np.where(known, np.minimum(times, logged), times)
-    is_fresh = known & (logged - bounded <= late_after)
-    marks = np.maximum.accumulate(np.concatenate([[watermark], bounded]))
-    late = times < np.where(known, np.minimum(marks[:-1], logged), marks[:-1]) - late_after
-    jumps = (bounded - marks[:-1] > late_after) & ~is_fresh & (marks[:-1] != 0)
-    if late.any() or jumps.any():  # rarely: then each depends on the one before
-        marks = _marks_one_by_one(watermark, bounded, logged, is_fresh, late_after)
-        late = times < np.where(known, np.minimum(marks[:-1], logged), marks[:-1]) - late_after
-    return Lateness(marks, late)
+    times = np.fmin(times, logged)
+    marks = np.maximum.accumulate(np.concatenate([[watermark], times]))
+    behind = times - marks[:-1]
+    if (behind < -late_after).any() or ((behind > late_after) & (marks[:-1] != 0)).any():
+        marks = _marks_one_by_one(watermark, times, late_after)  # rarely: then each depends on the one before
+    return Lateness(marks, times < marks[:-1] - late_after)
 
 
-def _marks_one_by_one(
-    watermark: float, bounded: Times, logged: Times, is_fresh: NDArray[np.bool_], late_after: float
-) -> Times:
+def _marks_one_by_one(watermark: float, times: Times, late_after: float) -> Times:
     marks, part = [watermark], _PART * late_after
-    for time, log_time, fresh in zip(bounded.tolist(), logged.tolist(), is_fresh.tolist(), strict=True):
+    for time in times.tolist():
         if time >= watermark:
-            is_near = watermark == 0 or fresh or time - watermark <= late_after
+            is_near = watermark == 0 or time - watermark <= late_after
             watermark = time if is_near else watermark + part
-        elif time < min(watermark, log_time) - late_after:
+        elif time < watermark - late_after:
             watermark -= min(part, watermark - time)
         marks.append(watermark)
     return np.array(marks)

@@ -53,22 +53,30 @@ def test_late_ones_are_found_in_old_data(logged: float) -> None:
     assert 200 < ends < 256
 
 
-def test_late_ones_are_found_as_they_come() -> None:
+@pytest.mark.parametrize("log", ["its time", "the same", "none"])
+def test_late_ones_are_found_as_they_come(log: str) -> None:
+    """Also where producers give their messages the event time, so that the log knows no other."""
     times = REST.copy()
     times[5_000:5_100] -= 2 * HOUR
-    found = find_late(NOW, times, REST, HOUR)
+    logged = {"its time": REST, "the same": times, "none": np.full(len(times), np.nan)}[log]
+    found = find_late(NOW, times, logged, HOUR)
     assert np.flatnonzero(found.late).tolist() == list(range(5_000, 5_100))
 
 
-def test_a_gap_is_passed() -> None:
-    """At once where the log has it too, else after some hundreds of samples, of which none is late."""
+@pytest.mark.parametrize("log", ["its time", "the same", "much later", "none"])
+def test_a_gap_is_passed(log: str) -> None:
+    """After some hundreds of samples, of which none is late; then a late one is found, whatever the log's times are."""
     after = REST + 9 * HOUR
     times = np.concatenate([REST, after, [NOW]])
-    assert find_late(NOW, times, times, HOUR).marks[12_001] == after[0]
-    assert late(times, np.concatenate([REST, after, after[-1:]])) == 1
-    old = find_late(NOW, times, np.full(len(times), NOW + 1e8), HOUR)
-    assert old.marks[12_000 + 256 * 9] >= after[0] - HOUR
-    assert np.flatnonzero(old.late).tolist() == [24_000]
+    logged = {
+        "its time": np.concatenate([REST, after, after[-1:]]),
+        "the same": times,
+        "much later": np.full(len(times), NOW + 1e8),
+        "none": np.full(len(times), np.nan),
+    }[log]
+    found = find_late(NOW, times, logged, HOUR)
+    assert found.marks[12_000 + 256 * 9] >= after[0] - HOUR
+    assert np.flatnonzero(found.late).tolist() == [24_000]
 
 
 def test_a_wrong_watermark_is_mended() -> None:
