@@ -184,6 +184,10 @@ class NothingToCompare(PublicationError):
     """Two models have no figures of the same samples."""
 
 
+class LabelInUse(PublicationError):
+    """Requests are divided by a label that is to be removed."""
+
+
 class TrafficRefused(PublicationError):
     """Requests cannot be divided like that; nothing has changed."""
 

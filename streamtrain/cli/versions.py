@@ -20,7 +20,7 @@ from streamtrain.cli.options import (
     resolve_actor,
 )
 from streamtrain.cli.terminal import format_figures, format_time, list_rows, new_table, print_json, show
-from streamtrain.errors import ArmNotLoaded, ConfigError, PublicationError
+from streamtrain.errors import ArmNotLoaded, ConfigError, LabelInUse
 from streamtrain.store.publication import PROD, Publication
 
 if TYPE_CHECKING:
@@ -201,10 +201,8 @@ def label(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     with _open_versions(settings) as published:
         try:
             published.set_label(name, number, resolve_actor(who), why, force=force)
-        except PublicationError as exc:
-            if number is None and not force and "of the traffic" in str(exc):
-                raise PublicationError(f"{exc}, or use --force") from exc
-            raise
+        except LabelInUse as exc:
+            raise LabelInUse(f"{exc}, or use --force") from exc
         model = published.name
     if json:
         print_json({"label": name, "version": number})

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceRefused, SourceUnavailable
+from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceRefused, SourceUnavailable, TopicMissing
 from streamtrain.join.buffer import Buffer, Memory
 from streamtrain.join.engine import Label, Rules
 from streamtrain.join.messages import MessageReader
@@ -268,7 +268,10 @@ class Joiner:
     def _check_identities(self) -> None:
         """Raises SourceRefused if a topic that is read is another one than it was: its offsets mean other messages."""
         for log in (self.topics.impressions, self.topics.outcomes):
-            found = log.identity()
+            try:
+                found = log.identity()
+            except TopicMissing as exc:  # also of a broker that has just started; else it is told when it joins again
+                raise SourceUnavailable(str(exc)) from exc
             if self._identities.setdefault(log.topic, found) != found:
                 raise self._recreated(log.topic)
 

@@ -47,6 +47,11 @@ class Traffic:
         parts = [f"{arm.name}={weight:g}" for arm, weight in self.arms]
         return " ".join([*parts, *([f"mirror={self.mirror.name}"] if self.mirror else [])])
 
+    @property
+    def every_arm(self) -> list[Arm]:
+        """Its arms, also those without a share, then the mirror."""
+        return [*(arm for arm, _ in self.arms), *([self.mirror] if self.mirror else [])]
+
     def weights(self) -> dict[str, float]:
         """Weight in percent by name."""
         return {arm.name: weight for arm, weight in self.arms}

@@ -76,7 +76,9 @@ class Warmup:
                 return batch
         batch, bad = JsonFormat(self._model).decode(_made_up(self._model, self._batch_size))
         if bad:
-            logger.warning("the first batch will take longer: samples of one's own are refused: %s", bad[0].describe())
+            logger.warning(
+                "the first batch will take longer, as the schema refuses samples to compile for: %s", bad[0].describe()
+            )
         return batch
 
     def _latest(self) -> Sequence[bytes]:

@@ -76,7 +76,7 @@ class Answered(NamedTuple):
     time: float
     model: str
     labels: Sequence[str]
-    own: "OwnFields"
+    own: OwnFields
     messages: Sequence[bytes]
     predictions: Floats
     headers: Mapping[str, str]
@@ -272,9 +272,7 @@ def _apart(body: bytes, id_field: str, reserved: Collection[str]) -> tuple[str, 
     """The id of an instance that may have fields with reserved names, or "", and its other fields as they are."""
     try:
         instance = _FIELDS.decode(body)
-    except (
-        msgspec.DecodeError
-    ):  # which the model's decoder has read: rather nothing of it than what is not the caller's
+    except msgspec.DecodeError:  # though the model's decoder has read it: rather nothing than what is not the caller's
         return "", b"{}"
     try:
         own = msgspec.json.decode(instance.get(id_field, b"null"), type=str | int | None)

@@ -222,8 +222,7 @@ def _add_traffic(api: APIRouter, service: Service, find: Callable[[Request, str]
 def _shares(traffic: Traffic | None, router: Router) -> TrafficShares:
     if traffic is None:
         return TrafficShares({}, None, {}, [])
-    arms = [*(arm for arm, _ in traffic.arms), *([traffic.mirror] if traffic.mirror else [])]
-    missing = [arm.name for arm in arms if router.find(arm) is None]
+    missing = [arm.name for arm in traffic.every_arm if router.find(arm) is None]
     mirror = traffic.mirror.name if traffic.mirror else None
     return TrafficShares(traffic.weights(), mirror, dict(traffic.stopped), missing)
 

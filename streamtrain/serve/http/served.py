@@ -102,11 +102,7 @@ class ServedModel:
         """Routes requests like this from now on."""
         if traffic == self.router.traffic:
             return
-        arms = (
-            []
-            if traffic is None
-            else [*(arm for arm, _ in traffic.arms), *([traffic.mirror] if traffic.mirror else [])]
-        )
+        arms = [] if traffic is None else traffic.every_arm
         others = [self._peers[arm.model] for arm in arms if arm.model in self._peers]
         if len(self.fields) > 1:  # of a single input clients may send plain values
             self.routed_fields = {name: field for one in [*others, self] for name, field in one.fields.items()}

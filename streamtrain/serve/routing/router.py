@@ -83,11 +83,7 @@ class Router:
 
     def follow(self, traffic: Traffic | None) -> None:
         """Routes requests like this from now on. May be called in any thread."""
-        arms = (
-            []
-            if traffic is None
-            else [*(arm for arm, _ in traffic.arms), *([traffic.mirror] if traffic.mirror else [])]
-        )
+        arms = [] if traffic is None else traffic.every_arm
         for name, registry in self._registries.items():
             versions = (parse_version_number(arm.at) for arm in arms if arm.model == name)
             numbers = frozenset(one for one in versions if one is not None)

@@ -65,8 +65,7 @@ class RedisTraffic:
 
     def missing(self, traffic: Traffic) -> list[str]:
         """Names of its arms that are not there any more: what is served gets their requests."""
-        arms = [*(arm for arm, _ in traffic.arms), *([traffic.mirror] if traffic.mirror else [])]
-        return [arm.name for arm in arms if not self._is_there(arm)]
+        return [arm.name for arm in traffic.every_arm if not self._is_there(arm)]
 
     def _is_there(self, arm: Arm) -> bool:
         return arm.at == PROD or self._has(arm.model, arm.at)

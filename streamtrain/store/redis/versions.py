@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain.errors import NothingBefore, PublicationCorrupt, PublicationError, Superseded
+from streamtrain.errors import LabelInUse, NothingBefore, PublicationCorrupt, PublicationError, Superseded
 from streamtrain.store.json import convert, parse_json
 from streamtrain.store.publication import ANY, PROD, Origin, Publication, RowChange, Weights, check_label, check_rows
 from streamtrain.store.redis.buckets import BucketChecksums, Buckets
@@ -300,15 +300,13 @@ class RedisVersions:
         Raises:
             ConfigError: no label may have this name.
             PublicationCorrupt: the version does not exist.
-            PublicationError: requests are divided by it.
+            LabelInUse: requests are divided by it.
             Superseded: the label is not at `expected` (None: at no version).
         """
         if version is not None:
             check_label(label)
         elif label != PROD and not force and (use := self._use_of(label)):
-            raise PublicationError(
-                f"the label {label} of {self._model.name} {use}: change the traffic before it is removed"
-            )
+            raise LabelInUse(f"the label {label} of {self._model.name} {use}: change the traffic before it is removed")
         self._change(LABEL, label, "" if version is None else version, who, why, expected=expected)
 
     def promote(self, version: int | None, who: str, why: str = "", *, expected: int | None = ANY) -> None:
