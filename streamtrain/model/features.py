@@ -117,7 +117,7 @@ class Categorical(Embedded):
         dtype: storage of embeddings; default float32. 16-bit rows are rounded stochastically.
         min_count: occurrences before a row is stored; until then its birth value is read. Default 1.
         expire_after: rows not seen for so long, in event time, are dropped: "30d", or seconds. Default: never.
-        capacity: rows at most per shard; the least recently seen go first. Default: no limit.
+        capacity: rows at most, of all shards together; the least recently seen go first. Default: no limit.
         optimizer: the table's optimizer; default: the model's `embedding_optimizer`.
 
     Raises:

@@ -40,7 +40,7 @@ class TableSpec:
         dtype: storage of embeddings.
         min_count: occurrences before a row is stored.
         expire_after: seconds of event time without being seen after which a row is dropped; None: never.
-        capacity: rows per shard at most; None: no limit.
+        capacity: rows at most, of all shards together; None: no limit.
         optimizer: the table's own optimizer; None: the model's.
     """
 

@@ -328,9 +328,10 @@ class Spec:
         """Floats of the flat vector of statistics."""
         return _floats(self.statistics)
 
-    def make_tables(self) -> list[Table]:
-        """Empty tables."""
-        return [Table(**{name: value for name, value in one.items() if name != "name"}) for one in self.tables]
+    def make_tables(self, shards: int = 1) -> list[Table]:
+        """The empty tables of one of `shards` shards, each with its share of the capacity."""
+        settings = [{name: value for name, value in one.items() if name != "name"} for one in self.tables]
+        return [Table(**one | {"capacity": -(-one.get("capacity", 0) // shards)}) for one in settings]
 
     def make_dense(self, values: Any) -> DenseVector:
         """A slice of the dense parameters, from its first values, float32 [n]."""

@@ -136,7 +136,7 @@ class Shard:
         self.index = index
         self.shards = shards
         self.run = initial.run
-        self.tables = self.spec.make_tables()
+        self.tables = self.spec.make_tables(shards)
         self.dense = self.spec.make_dense(initial.dense)
         # A change is a gradient of -1 per unit under SGD with rate 1: the same locks and checks as for weights.
         self.statistics = DenseVector(np.ascontiguousarray(initial.statistics, np.float32), optimizer="sgd", rate=1.0)
@@ -283,7 +283,8 @@ class Shard:
     def _warn_full(self, table: str) -> None:
         if table not in self._full_tables:
             self._full_tables.add(table)
-            logger.warning("table %s of shard %d is full: evicting least recently seen rows", table, self.index)
+            said = "table %s of shard %d has as many rows as its share of the capacity allows: %s"
+            logger.warning(said, table, self.index, "evicting least recently seen rows")
 
     def _expiry_time(self, push: Push) -> int:
         """The watermark of the partition that is furthest behind, as its unread samples still need their rows.

@@ -187,7 +187,19 @@ def test_rows_beyond_the_capacity_are_gone(place: str, caplog: pytest.LogCapture
         assert len(expected) <= 100
         assert_saved(cluster, place, "delta" if now else "full", rows=expected)
     full = [one.getMessage() for one in caplog.records if one.name == "streamtrain.ps.shard"]
-    assert full == ["table ids of shard 0 is full: evicting least recently seen rows"]
+    said = "table ids of shard 0 has as many rows as its share of the capacity allows: evicting least recently seen rows"
+    assert full == [said]
+
+
+def test_the_capacity_is_that_of_all_shards_together(place: str) -> None:
+    cluster = Cluster(place, 3, with_table(COUNTING, capacity=100))
+    log = {0: [[one] for one in range(2000)]}
+    for at in range(0, 2000, 20):
+        assert {one.outcome for one in cluster.push(pushes(log, [Span(0, at, at + 20)], 3))} == {Outcome.APPLIED}
+    rows = contents(cluster.shards)
+    assert 80 < len(rows) <= 102
+    assert contents(restored(place, cluster.take().epoch, 3)) == rows
+    assert 20 < len(contents(restored(place, 1, 1))) <= 102
 
 
 # --- the moment of the cut ---
