@@ -1,11 +1,14 @@
 """Impressions that wait for their labels: in memory up to a bound, beyond it in temporary files."""
 
+import errno
 import os
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import IO
 
-from streamtrain.errors import SourceError
+from streamtrain.errors import SourceError, SourceUnavailable
 
 _SEGMENT = 64 << 20  # bytes of a file, which is deleted once nothing in it is needed
 _WRITE = 1 << 20  # bytes that are written at once
@@ -29,8 +32,20 @@ class Memory:
 class _Segment:
     file: IO[bytes]
     end: int = 0
-    flushed: int = 0
+    written: int = 0
+    rest: bytearray = field(default_factory=bytearray)  # what is not written yet
     needed: int = 0  # number of values that are not taken yet
+
+    def write(self) -> None:
+        while self.rest:
+            count = os.write(self.file.fileno(), self.rest)
+            del self.rest[:count]
+            self.written += count
+
+    def read(self, at: int, size: int) -> bytes:
+        there = min(max(self.written - at, 0), size)
+        begin = max(at - self.written, 0)
+        return os.pread(self.file.fileno(), there, at) + self.rest[begin : begin + size - there]
 
 
 class Buffer:
@@ -59,20 +74,16 @@ class Buffer:
         """Keeps a value; returns what to take it with, which is the value itself if it is in memory.
 
         Raises:
-            SourceError: the file cannot be written.
+            SourceUnavailable: the disk is full.
+            SourceError: the file cannot be written for another reason.
         """
         memory, size = self._memory, len(value)
         if memory.used + size <= memory.limit:
             memory.used += size
             self._held += size
             return value
-        try:
+        with self._naming("written to"):
             return self._write(value)
-        except OSError as exc:
-            raise SourceError(
-                f"impressions that wait cannot be written to {self._folder or tempfile.gettempdir()}: {exc}; give "
-                "join.folder more room, or raise join.memory_bytes"
-            ) from exc
 
     def take(self, kept: bytes | int) -> bytes:
         """A value, which is no longer kept."""
@@ -83,10 +94,8 @@ class Buffer:
         position, size = kept >> _SIZE_BITS, kept & (1 << _SIZE_BITS) - 1
         number, at = divmod(position, _SEGMENT)
         segment = self._segments[number]
-        if segment.flushed < at + size:
-            segment.file.flush()
-            segment.flushed = segment.end
-        value = os.pread(segment.file.fileno(), size, at)
+        with self._naming("read from"):
+            value = segment.read(at, size)
         segment.needed -= 1
         if not segment.needed and number != self._last:
             self._segments.pop(number).file.close()
@@ -97,14 +106,29 @@ class Buffer:
         if segment is None or segment.end + len(value) > _SEGMENT:
             if segment is not None and not segment.needed:
                 self._segments.pop(self._last).file.close()
-            file = tempfile.TemporaryFile(dir=self._folder, buffering=_WRITE)  # noqa: SIM115 (closed with the last value)
+            elif segment is not None:
+                segment.write()
+            file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 (closed with the last value)
             self._last += 1
             segment = self._segments[self._last] = _Segment(file)
-        segment.file.write(value)
+        segment.rest += value
         position = self._last * _SEGMENT + segment.end
         segment.end += len(value)
         segment.needed += 1
+        if len(segment.rest) >= _WRITE:
+            segment.write()
         return position << _SIZE_BITS | len(value)
+
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            kind = SourceUnavailable if exc.errno in (errno.ENOSPC, errno.EDQUOT) else SourceError
+            raise kind(
+                f"impressions that wait cannot be {what} {self._folder or tempfile.gettempdir()}: {exc}; give "
+                "join.folder more room, or raise join.memory_bytes"
+            ) from exc
 
     def close(self) -> None:
         """Forgets all values."""

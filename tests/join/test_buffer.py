@@ -2,11 +2,13 @@
 
 import os
 import random
+import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from streamtrain.errors import SourceError
+from streamtrain.errors import SourceError, SourceUnavailable
 from streamtrain.join import buffer
 from streamtrain.join.buffer import Buffer, Memory
 
@@ -69,3 +71,17 @@ def test_a_buffer_that_is_closed_gives_its_memory_back(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=f"cannot be written to {tmp_path}/missing: .* raise join.memory_bytes"):
         Buffer(Memory(0), f"{tmp_path}/missing").put(b"1")
+
+
+def test_a_full_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits into the part that is not written yet is kept, and a buffer on a full disk can be closed."""
+    full = partial(open, "/dev/full", "r+b")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda *, dir, buffering: full(buffering))
+    one = Buffer(Memory(0))
+    small = one.put(b"1" * 63)
+    with pytest.raises(
+        SourceUnavailable, match=r"cannot be written to /\S+: .*No space left on device; give join.folder"
+    ):
+        one.put(b"2")
+    assert one.take(small) == b"1" * 63
+    one.close()

@@ -2,10 +2,12 @@
 
 import json
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
@@ -13,6 +15,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import SourceError
+from streamtrain.join import buffer
 from streamtrain.join import joiner as joiner_module
 from streamtrain.join.joiner import Joiner
 from streamtrain.join.partition import JoinedPartition
@@ -247,6 +250,33 @@ def test_what_comes_at_once_may_take_longer_than_a_transaction(
         until(lambda: len(topics.read(topics.samples.topic)) == 2)
         assert tried[:3] == [1.0, 2.0, 4.0]
         assert joiner.totals.restarts >= 2
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def test_a_full_disk_is_waited_for_and_nothing_is_lost(
+    topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three impressions of 5,000 bytes, but nothing fits into memory, and the disk is full for the first four times."""
+    tried, file = list[int](), tempfile.TemporaryFile
+
+    def first_full(**options: Any) -> IO[bytes]:
+        tried.append(1)
+        return open("/dev/full", "r+b", buffering=0) if len(tried) <= 4 else file(**options)
+
+    monkeypatch.setattr(buffer, "_WRITE", 1000)
+    monkeypatch.setattr(tempfile, "TemporaryFile", first_full)
+    topics.write(topics.impressions, [impression(name, 5000) for name in "abc"], lambda _: 0)
+    topics.write(topics.outcomes, [click("b")], lambda _: 0)
+    joiner = Joiner(load_settings(topics.settings(tmp_path, f"memory_bytes = 1\n{SHORT}")))
+    stopped = threading.Event()
+    thread = threading.Thread(target=joiner.run, args=(stopped,))
+    thread.start()
+    try:
+        until(lambda: labels(topics) == {"a": 0, "b": 1, "c": 0})
+        assert len(topics.read(topics.samples.topic)) == 3
+        assert "No space left on device; give join.folder more room" in caplog.text
     finally:
         stopped.set()
         thread.join()
