@@ -19,6 +19,7 @@ from streamtrain.cli.produce import produce
 from streamtrain.cli.publish import export, publish
 from streamtrain.cli.run import coordinator, join, ps, serve, worker
 from streamtrain.cli.status import compare, set_, status
+from streamtrain.cli.terminal import output_failed
 from streamtrain.cli.tune import tune
 from streamtrain.cli.up import up
 from streamtrain.cli.verify import verify
@@ -62,7 +63,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"streamtrain {__version__}")
+        typer.echo(f"streamtrain {__version__}")
         raise typer.Exit
 
 
@@ -91,3 +92,8 @@ def main() -> None:
         ending = next((text for kind, text in _ENDINGS.items() if isinstance(exc, kind)), "")
         fail(f"{exc}".rstrip(".") + ending if ending else str(exc))
         sys.exit(EXIT_CONFIG if isinstance(exc, ConfigError) else EXIT_FAILED)
+    except OSError as exc:
+        if not output_failed():
+            raise
+        fail(f"standard output cannot be written: {exc.strerror}")
+        sys.exit(EXIT_FAILED)

@@ -1,5 +1,6 @@
 """What commands share at the terminal: files of lines, TensorFlow's greeting, tables, charts and JSON."""
 
+import errno
 import json
 import os
 import re
@@ -80,9 +81,26 @@ def _without_greeting() -> Iterator[None]:
 
 
 def print_json(figures: dict[str, object]) -> None:
-    """Prints one line of JSON, for scripts."""
-    sys.stdout.write(json.dumps(figures) + "\n")
-    sys.stdout.flush()
+    """Prints one line of JSON, for scripts; to standard error if standard output cannot take it."""
+    line = json.dumps(figures) + "\n"
+    try:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    except OSError as exc:
+        if exc.errno != errno.EPIPE:
+            sys.stderr.write(line)
+        raise
+
+
+def output_failed() -> bool:
+    """After an error, whether standard output cannot be written; if so, what is left for it is dropped."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again at its end
+        return True
+    return False
 
 
 FIGURES = ("auc", "log_loss", "mean_squared_error", "calibration")

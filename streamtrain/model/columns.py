@@ -157,14 +157,28 @@ def _shown_bytes(message: bytes, first: int, last: int) -> str:
 _LONGEST_INTEGER = 20  # characters of an integer of 64 bits
 
 
+def _is_foreign(dtype: Any) -> bool:
+    """Whether Arrow does not read numbers of a dtype: in the other byte order, or of more than 64 bits."""
+    return isinstance(dtype, np.dtype) and dtype.kind in "iuf" and (not dtype.isnative or dtype.itemsize > 8)
+
+
+def _native(column: NDArray[Any]) -> NDArray[Any]:
+    """Numbers as Arrow reads them."""
+    if not _is_foreign(column.dtype):
+        return column
+    return column.astype(np.float64 if column.dtype.itemsize > 8 else column.dtype.newbyteorder("="))
+
+
 def _table_of_frame(frame: Any, fields: Set[str]) -> pa.Table:
     """The columns and the levels of the index of a pandas frame that are among `fields`."""
     if not frame.columns.is_unique:  # Arrow refuses all of it, also if nobody reads what is there twice
         frame = frame.loc[:, frame.columns.isin(fields)]
+    read = [name for name in frame.columns if name in fields] or frame.columns[:1]  # one tells how many samples
+    foreign = {name: _native(frame[name].to_numpy()).dtype for name in read if _is_foreign(frame[name].dtype)}
     try:
-        read = [name for name in frame.columns if name in fields] or frame.columns[:1]  # one tells how many samples
+        frame = frame.astype(foreign) if foreign else frame
         return pa.Table.from_pandas(frame, columns=read, preserve_index=not fields.isdisjoint(frame.index.names))
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, pa.ArrowNotImplementedError) as exc:
         raise ConfigError(f"a column cannot hold samples: {'; '.join(map(str, exc.args))}") from exc
 
 
@@ -192,9 +206,10 @@ def _table_of_mapping(samples: Mapping[str, Any], fields: Set[str]) -> pa.Table:
     columns: dict[str, pa.Array] = {}
     for name, column in given.items():
         try:
-            columns[name] = pa.array(column)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as exc:
-            raise ConfigError(f"column {name!r} cannot hold samples: {exc}") from exc
+            columns[name] = pa.array(_native(column) if isinstance(column, np.ndarray) else column)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as exc:
+            kind = f" ({column.dtype}, of shape {column.shape})" if isinstance(column, np.ndarray) else ""
+            raise ConfigError(f"column {name!r} cannot hold samples: {exc}{kind}") from exc
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ConfigError(f"columns differ in length: {lengths}")

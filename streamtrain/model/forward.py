@@ -138,8 +138,8 @@ class Traced:
 
         if xla:  # within a function around it: the operation alone does not say that what it calls is to be compiled
             compiled = tf.function(graph, jit_compile=True, autograph=False)
-            graph = tf.autograph.experimental.do_not_convert(lambda *args: compiled(*args))  # noqa: PLW0108  # a name
-        function = tf.function(graph, input_signature=signature).get_concrete_function()
+            graph = lambda *args: compiled(*args)  # noqa: E731, PLW0108  # a function, which `compiled` is not
+        function = tf.function(graph, input_signature=signature, autograph=False).get_concrete_function()
         self._captured = list(function.captured_inputs)
         self._call = tf.raw_ops.StatefulPartitionedCall
         self._options = {"Tout": [output.dtype for output in function.outputs], "f": function, **options}
@@ -237,7 +237,7 @@ class Forward:
         """
         pieces = split_columns(features, self._widths)
         made = self.call_parts(trainable, state, pieces, training=training)
-        self._tf.autograph.experimental.do_not_convert(fuse_concats)(features, pieces)
+        fuse_concats(features, pieces)
         return made
 
     def call_parts(

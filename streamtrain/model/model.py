@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import random
+import re
 import sys
 import sysconfig
 import traceback
@@ -46,6 +47,7 @@ LOSSES: dict[str, LabelKind] = {
     "poisson": "count",
 }
 
+_LAYER_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")  # of a scope at the root of a TensorFlow graph
 _FEW_WEIGHTS = 10_000  # which cost a step little whether they change or not
 _KEPT_OTHERWISE = ("loss", "keep")  # options that are not attributes of the same name
 
@@ -174,9 +176,16 @@ class Model:
             np.random.set_state(states[1])
         outputs = self._outputs(outputs)
         try:
-            return keras.Model(inputs, outputs, name=self.name)
+            model = keras.Model(inputs, outputs, name=self.name)
         except Exception as exc:  # such as layers of one name
             raise ConfigError(describe_failure("graph", exc)) from exc
+        for layer in model.layers:
+            if not _LAYER_NAME.fullmatch(layer.name):
+                raise ConfigError(
+                    f"graph: a layer is named {layer.name!r}, but TensorFlow takes letters and digits of ASCII, and "
+                    "after the first also _ . - and >"
+                )
+        return model
 
     def _inputs(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape without the batch and dtype of every input, in the order of the features."""

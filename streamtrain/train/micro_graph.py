@@ -161,8 +161,7 @@ class MicroGraph:
 
     def trace(self, *, xla: bool) -> Traced:
         """Traces it; XLA compiles it when it is called first."""
-        graph = self._tf.autograph.experimental.do_not_convert(self._graph)
-        return Traced(graph, self._signature(), xla=xla)
+        return Traced(self._graph, self._signature(), xla=xla)
 
     def no_samples(self) -> list[Any]:
         """Arguments of a batch without samples, with which the graph takes no steps."""

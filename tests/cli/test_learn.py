@@ -199,6 +199,19 @@ def test_on_a_terminal_it_draws_the_curve_and_asks_before_it_overwrites(tmp_path
     assert (checkpoint / "manifest.json").read_bytes() != before
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_the_summary_is_not_lost_where_it_cannot_be_written(model: str, unbuffered: str) -> None:
+    command = [*commands.COMMAND, "learn", "-", "--model", model]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "wb") as full:
+        done = commands.run(
+            command, input=jsonl(rows(10)), stdout=full, stderr=subprocess.PIPE, env=environment, timeout=300
+        )
+    *_, summary, said = done.stderr.decode().splitlines()
+    assert json.loads(summary)["samples"] == 10
+    assert (done.returncode, said) == (1, "streamtrain: standard output cannot be written: No space left on device")
+
+
 @pytest.mark.parametrize(
     ("name", "fails", "lines"),
     [

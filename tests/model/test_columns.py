@@ -126,6 +126,30 @@ def test_column_that_is_none() -> None:
         read(READER, {**TABLE, "user": [1, "a", object()]})
 
 
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (np.array([1j, 2, 3]), r"column 'price' cannot hold samples: .* \(complex128, of shape \(3,\)\)"),
+        (np.zeros(3, [("a", "i4")]), r"column 'price' cannot hold samples: .* of shape \(3,\)\)"),
+        (np.zeros((3, 2)), r"column 'price' cannot hold samples: .* \(float64, of shape \(3, 2\)\)"),
+    ],
+)
+def test_arrays_that_arrow_does_not_take(column: Any, message: str) -> None:
+    with pytest.raises(stm.ConfigError, match=message):
+        read(READER, {**TABLE, "price": column})
+    if column.dtype.kind == "c":
+        with pytest.raises(stm.ConfigError, match="a column cannot hold samples: "):
+            read(READER, pd.DataFrame({**TABLE, "price": column}))
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8", ">f2", ">i8", "longdouble"])
+def test_numbers_of_another_byte_order_or_of_more_bits(kind: str) -> None:
+    expected, _ = read(READER, {**TABLE, "price": np.array([1.0, 2.0, 3.0])})
+    column = np.array([1, 2, 3], kind)
+    for samples in ({**TABLE, "price": column}, pd.DataFrame({**TABLE, "price": column})):
+        assert_same(read(READER, samples)[0], expected)
+
+
 def test_column_that_is_missing() -> None:
     for name in TABLE:
         with pytest.raises(stm.ConfigError, match=f"missing column '{name}'; the columns are"):

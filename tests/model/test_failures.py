@@ -82,3 +82,10 @@ def test_optimizers_of_keras_name_ours(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=r"optimizer must be None or st\.SGD") as caught:
         st.Categorical("user", dim=2, optimizer=given)
     assert str(caught.value).endswith(message)
+
+
+@pytest.mark.parametrize("name", ["my head", "_head", "über", "a:b"])
+def test_names_of_layers_that_tensorflow_refuses(name: str) -> None:
+    made = make([st.Categorical("user", dim=2)], lambda inputs: keras.layers.Dense(1, name=name)(inputs["user"]))
+    with pytest.raises(ConfigError, match=f"^graph: a layer is named '{name}', but TensorFlow takes letters"):
+        made.keras  # noqa: B018

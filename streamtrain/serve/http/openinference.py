@@ -248,6 +248,12 @@ def encode_response(
     for one in wanted:
         if one.name not in labels:
             raise HTTPError(400, f"unknown output {one.name!r}; the outputs are {labels}")
+        if one.parameters.get("classification"):
+            raise HTTPError(
+                400,
+                f"output {one.name!r}: classifications (Triton's class_count) are not made here; ask for the "
+                "values, or TensorFlow Serving's :classify",
+            )
         values = np.ascontiguousarray(predictions[:, labels.index(one.name)])
         output: dict[str, Any] = {"name": one.name, "datatype": "FP32", "shape": [len(values), 1]}
         if one.parameters.get("binary_data", every):

@@ -1,6 +1,7 @@
 """The REST API of TensorFlow Serving and KServe's V1 protocol, so that their clients work unchanged."""
 
 import base64
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -103,7 +104,8 @@ def parse_messages(body: bytes, fields: Mapping[str, InputField], limits: Reques
         check_signature(request.signature_name)
         if request.instances is not UNSET and request.inputs is UNSET:
             limits.check(len(request.instances))
-            return [_decoded(bytes(one), fields) for one in _rows(request.instances, fields)], False
+            rows = [_decoded(bytes(one), fields) for one in _rows(request.instances, fields)]
+            return _unboxed(rows, fields), False
         if request.inputs is not UNSET and request.instances is UNSET:
             return _from_columns(request.inputs, fields, limits), True
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
@@ -123,6 +125,22 @@ def _rows(instances: list[Raw], fields: Mapping[str, InputField]) -> Sequence[Ra
         (name,) = (msgspec.json.encode(one) for one in fields)
         return [b"{%s:%s}" % (name, one) for one in instances]
     return instances
+
+
+def _unboxed(rows: list[bytes], fields: Mapping[str, InputField]) -> list[bytes]:
+    """Rows in which a number that came as a tensor [1] is the number itself, as in columns."""
+    names = [re.escape(msgspec.json.encode(name)) for name, field in fields.items() if not field.ids]
+    may_be_boxed = re.compile(rb"(?:%s)\s*:\s*\[" % b"|".join(names)).search
+    return [_with_numbers(row, fields) if names and may_be_boxed(row) else row for row in rows]
+
+
+def _with_numbers(row: bytes, fields: Mapping[str, InputField]) -> bytes:
+    try:
+        features = msgspec.json.decode(row, type=dict[str, Raw])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return row  # which the model's decoder refuses
+    values = ((name, _column(fields[name], [one])[0] if name in fields else one) for name, one in features.items())
+    return b"{%s}" % b",".join(msgspec.json.encode(name) + b":" + bytes(value) for name, value in values)
 
 
 def _from_columns(inputs: Raw, fields: Mapping[str, InputField], limits: RequestLimits) -> list[bytes]:
@@ -221,7 +239,7 @@ def _column(field: InputField, values: list[Raw]) -> list[bytes]:
     column = [bytes(one) for one in values]
     if field.ids:
         return column
-    return [one[1:-1] if one.startswith(b"[") and b"," not in one else one for one in column]
+    return [one[1:-1].strip() or one if one.startswith(b"[") and b"," not in one else one for one in column]
 
 
 def routes(service: Service) -> list[BaseRoute]:

@@ -110,6 +110,12 @@ def test_null_stands_for_what_is_left_out(client: httpx.Client) -> None:
     assert [one["name"] for one in answer.json()["outputs"]] == ["label"]
 
 
+def test_a_classification_is_refused_by_name(client: httpx.Client) -> None:
+    output = {"name": "label", "parameters": {"classification": 2}}  # class_count=2 in Triton's clients
+    answer = client.post(f"{URL}/infer", json={"inputs": [USERS, PRICES], "outputs": [output]})
+    assert (answer.status_code, "(Triton's class_count) are not made here" in answer.json()["error"]) == (400, True)
+
+
 def test_an_output_that_is_requested_twice(client: httpx.Client) -> None:
     """Each mention would be another tensor."""
     body = {"inputs": [USERS, PRICES], "outputs": [{"name": "label"}] * 20_000}

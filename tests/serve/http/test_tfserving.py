@@ -303,6 +303,8 @@ def test_several_labels() -> None:
         answer = client.post(f"{URL}:predict", json={"instances": [{"price": 1.5}, {"price": 2, "item": 1}]})
         assert answer.json() == {"predictions": [{"click": [3.0], "buy": [30.0]}, {"click": [4.0], "buy": [40.0]}]}
         assert "x-trained-through" not in answer.headers
+        boxed = {"instances": [{"price": [1.5], "id": "[1]"}, {"item": 1, "price": [2]}]}
+        assert client.post(f"{URL}:predict", json=boxed).json() == answer.json()
         answer = client.post(f"{URL}:predict", json={"inputs": {"price": [[1.5], [2]], "item": [1, 2]}})
         assert answer.json() == {"outputs": {"click": [[3.0], [4.0]], "buy": [[30.0], [40.0]]}}
         body: dict[str, Any] = {"examples": [{"price": 1.5}, {"price": [2]}], "context": {"item": 9}}
@@ -316,6 +318,11 @@ def test_several_labels() -> None:
         for column, message in (([1, 2, 3], "must be of the same length"), ([[1, 2], [3]], "wrong_type in field")):
             answer = client.post(f"{URL}:predict", json={"inputs": {"price": column, "item": [1, 2]}})
             assert (answer.status_code, message in answer.json()["error"]) == (400, True)
+        for value in ([], [1, 2], [[1]], [None], ["a"]):
+            answer = client.post(f"{URL}:predict", json={"instances": [{"price": 1}, {"price": value}]})
+            assert answer.status_code == 400
+            assert "instance 1: " in answer.json()["error"]
+            assert " in field 'price'" in answer.json()["error"]
         answer = client.post(f"{URL}:predict", json={"instances": [{"price": 1}, {"price": 3e38}]})
         assert answer.status_code == 400
         assert "instance 1: the prediction is not finite" in answer.json()["error"]
