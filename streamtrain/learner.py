@@ -370,7 +370,7 @@ class Learner:
         The checkpoint may be of a learner or a cluster, with any number of shards (of a cluster: at one clock).
 
         Args:
-            path: the checkpoint.
+            path: the checkpoint; or the folder of a cluster's checkpoints, whose newest epoch is loaded.
             model: the model that was saved, or with `evolve` one that was made of it. Rates, admission, expiry,
                 capacity and storage may differ in any case.
             batch_size: see Learner.

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamtrain.checkpoint.restore import newest_epoch, open_epochs, refuse_running, shard_addresses
+from streamtrain.checkpoint.restore import open_epochs, refuse_running, shard_addresses
 from streamtrain.checkpoint.shard_state import (
     NewModel,
     describe_run,
@@ -101,7 +101,7 @@ def _evolution(chain: CheckpointChain, model: "Model") -> Evolution:
 
 
 def _open(settings: "Settings", source: str | None) -> CheckpointChain:
-    return open_chain(source) if source is not None else newest_epoch(open_epochs(settings))
+    return open_chain(source) if source is not None else open_epochs(settings).newest()
 
 
 def _write(

@@ -97,7 +97,7 @@ def restore(settings: Settings, tf_config: str | None, epoch: int | None) -> Res
     """
     epochs, addresses = open_epochs(settings), shard_addresses(settings, tf_config)
     refuse_running(settings, addresses)
-    chain = newest_epoch(epochs, len(addresses)) if epoch is None else _given(epochs, epoch, len(addresses))
+    chain = epochs.newest(len(addresses)) if epoch is None else _given(epochs, epoch, len(addresses))
     name = f"aside-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     moved = epochs.set_aside(chain.epoch, name)
     return Restored(chain.epoch, moved, f"{epochs.url}/{name}" if moved else None)
@@ -109,24 +109,6 @@ def _given(epochs: Epochs, number: int, shards: int) -> CheckpointChain:
     chain = epochs.open(number)
     check_shard_count(chain, shards)
     chain.verify()
-    return chain
-
-
-def newest_epoch(epochs: Epochs, shards: int | None = None) -> CheckpointChain:
-    """The newest intact epoch, verified; with `shards` one that can be restored to that number of shards.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    chain = epochs.newest_good(lambda one: shards is None or len(one.shards) == shards or one.is_aligned)
-    if chain is None and not epochs.numbers():
-        raise CheckpointError(
-            f"there is no checkpoint at {epochs.url} yet; `streamtrain checkpoint` has a running cluster take one"
-        )
-    if chain is None:
-        raise CheckpointError(
-            f"none of the checkpoints at {epochs.url} can be used; `streamtrain restore --list` says why"
-        )
     return chain
 
 

@@ -89,7 +89,7 @@ def load_shards(
     """Restores all shards, possibly from a different number of them, and the state given to `save_shards`.
 
     Args:
-        url: directory of the checkpoint.
+        url: directory of the checkpoint, or of a cluster's epochs, of which the newest is taken.
         spec: of the model.
         shards: number of shards.
         evolve: the model, if it may be another one than that of the checkpoint; None: it must be the same.
@@ -100,7 +100,7 @@ def load_shards(
         CheckpointCorrupt: a file is damaged; the message names it.
         ConfigError: what would be lost is not in `allow`.
     """
-    chain, new_model = open_chain(url), None
+    chain, new_model = open_chain(url, shards), None
     if evolve is not None and (evolution := evolution_of(chain, spec)).is_needed:
         new_model = NewModel.of(evolution, evolve, allow)
     chain.verify()

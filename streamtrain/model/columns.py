@@ -111,7 +111,7 @@ class Describer:
         listed = ", ".join(repr(name) for name in found[:_NAMES])
         more = f" and {len(found) - _NAMES:,} more" if len(found) > _NAMES else ""
         near = get_close_matches(field, [name for name in found if name not in self._expected], 1)
-        return f"the sample has {listed}{more}" + (f"; did you mean {near[0]!r}?" if near else "")
+        return f"the sample has {listed}{more}" + (f"; if {near[0]!r} is meant, name it {field!r}" if near else "")
 
     def _label(self, name: str) -> str:
         kind = next((one.kind for one in self._model.labels if one.name == name), None)

@@ -46,6 +46,7 @@ _COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _BLOCK = 1 << 20  # bytes read at once; of CSV also the longest row
 _ROWS = 4096  # of Parquet converted at once
 _MAX_LINE = 16 << 20  # bytes
+_SHOWN = 80  # characters of a row that is refused
 _EARLIEST, _LATEST = -62_135_596_800, 253_402_300_800  # years 0001 to 9999, as in samples
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"  # as JSON has them: 007 is not one
 _BOOLEAN = r"^(true|false|True|False|TRUE|FALSE)$"
@@ -303,11 +304,13 @@ def _separator(stream: IO[bytes]) -> str:
     return found[0] if found and "," not in unquoted else ","
 
 
-def _open_csv(stream: IO[bytes], separator: str, **types: pa.DataType) -> csv.CSVStreamingReader:
+def _open_csv(
+    stream: Any, separator: str, is_invalid: Callable[[csv.InvalidRow], str], **types: pa.DataType
+) -> csv.CSVStreamingReader:
     return csv.open_csv(
         pa.PythonFile(stream, "r"),
         read_options=csv.ReadOptions(block_size=_BLOCK, use_threads=False),
-        parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+        parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=is_invalid),
         convert_options=csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
     )
 
@@ -319,7 +322,7 @@ def _csv_names(stream: IO[bytes], separator: str) -> list[str]:
         ConfigError: there are none, or one is repeated.
     """
     try:
-        with _open_csv(stream, separator) as reader:
+        with _open_csv(stream, separator, lambda row: "skip") as reader:
             names: list[str] = reader.schema.names
     except (pa.ArrowInvalid, UnicodeDecodeError) as exc:
         raise ConfigError(f"the header, which should name the columns, cannot be read: {exc}") from exc
@@ -331,17 +334,52 @@ def _csv_names(stream: IO[bytes], separator: str) -> list[str]:
 
 def _csv_rows(stream: IO[bytes], header: _Header, key: str | None, time: str | None, rules: _Rules) -> Iterator[_Rows]:
     """Rows of CSV, each cell of which is judged by itself."""
+    invalid: list[csv.InvalidRow] = []
+    counted, last = _QuoteCount(stream), None
+
+    def refuse(row: csv.InvalidRow) -> str:
+        invalid.append(row)
+        return "error"
+
     try:
-        for batch in _open_csv(stream, header.separator, **dict.fromkeys(header.names, pa.string())):
+        for batch in _open_csv(counted, header.separator, refuse, **dict.fromkeys(header.names, pa.string())):
             fields = [_csv_fields(name, batch.column(name), rules) for name in header.names]
             inner = pc.ascii_rtrim(pc.binary_join_element_wise(*fields, ""), ",")
             values = pc.binary_join_element_wise("{", inner, "}", "").cast(pa.binary())
             keys, times = (None if name is None else batch.column(name).to_pylist() for name in (key, time))
             yield _Rows(values.to_numpy(zero_copy_only=False).tolist(), keys, times)
+            last = batch.column(header.names[-1])[-1].as_py() if len(batch) else last
     except pa.ArrowInvalid as exc:
         if "straddling" in str(exc):
             raise ConfigError(f"a row has more than {_BLOCK:,} bytes; a quote may not be closed") from exc
+        if invalid:
+            raise ConfigError(_describe_row(invalid[0], header)) from exc
         raise
+    if counted.quotes % 2 and "\n" in (last or ""):  # rows that the last cell has swallowed
+        raise ConfigError("a quote in the last row is not closed")
+
+
+class _QuoteCount:
+    """A stream that counts the quotes that were read."""
+
+    closed = False
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.quotes = 0
+
+    def read(self, size: int) -> bytes:
+        chunk = self._stream.read(size)
+        self.quotes += chunk.count(b'"')
+        return chunk
+
+
+def _describe_row(row: csv.InvalidRow, header: _Header) -> str:
+    text = f"{row.text[:_SHOWN]}…" if len(row.text) > _SHOWN else row.text
+    return (
+        f"row {row.number - 1:,} has {row.actual_columns} of the {len(header.names)} columns of the header: {text!r}; "
+        f"it may be cut off, a quote may not be closed, or a text with {header.separator!r} may lack its quotes"
+    )
 
 
 def _csv_fields(name: str, cells: pa.StringArray, rules: _Rules) -> pa.StringArray:

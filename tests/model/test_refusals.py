@@ -82,7 +82,8 @@ def test_a_missing_field_says_what_is_there() -> None:
     sample = {name: value for name, value in GOOD.items() if name != "item"}
     (found,) = refused([sample | {"itm": 3}])
     assert found == (
-        "missing_field in field 'item': the sample has 'ts', 'clicked', 'price', 'w', 'itm'; did you mean 'itm'?"
+        "missing_field in field 'item': the sample has 'ts', 'clicked', 'price', 'w', 'itm'; "
+        "if 'itm' is meant, name it 'item'"
     )
     assert refused([{}]) == ["missing_field in field 'ts': the sample has no fields"]
     (found,) = refused([{f"field{i}": i for i in range(30)}])

@@ -125,13 +125,20 @@ def parse_epoch(url: str | Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def open_chain(url: str | Path) -> CheckpointChain:
+def open_chain(url: str | Path, shards: int | None = None) -> CheckpointChain:
     """Opens a checkpoint by its directory; a delta with its bases, which lie next to it.
+
+    Args:
+        url: the directory; or one of epochs, of which the newest is taken that is intact.
+        shards: of several epochs, only those count that can be restored to this number of shards; None: all do.
 
     Raises:
         CheckpointError: it is not there, or it is of another format.
         CheckpointCorrupt: a manifest is damaged, or a checkpoint is missing that it builds on.
     """
+    epochs = Epochs(url)
+    if not Directory(url).exists(MANIFEST) and epochs.numbers():
+        return epochs.newest(shards)
     reader = CheckpointReader(url)
     if reader.base is None:
         return CheckpointChain([0], [reader])
@@ -222,6 +229,23 @@ class Epochs:
         for message in self.damaged:
             logger.warning("%s; %s", message, instead)
         return found
+
+    def newest(self, shards: int | None = None) -> CheckpointChain:
+        """The newest epoch that is intact, verified; with `shards` one that can be restored to that number of shards.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        chain = self.newest_good(lambda one: shards is None or len(one.shards) == shards or one.is_aligned)
+        if chain is None and not self.numbers():
+            raise CheckpointError(
+                f"there is no checkpoint at {self.url} yet; `streamtrain checkpoint` has a running cluster take one"
+            )
+        if chain is None:
+            raise CheckpointError(
+                f"none of the checkpoints at {self.url} can be used; `streamtrain restore --list` says why"
+            )
+        return chain
 
     def retain(self, keep: int) -> list[int]:
         """Deletes old epochs: those beyond the newest `keep`, and unfinished ones older than the newest complete one.
