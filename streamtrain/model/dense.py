@@ -18,6 +18,16 @@ _COLUMNWISE = {
     *("Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Softmax", "Dropout", "GaussianNoise", "GaussianDropout"),
     *("BatchNormalization", "LayerNormalization", "UnitNormalization", "Identity", "Sigmoid", "Relu", "Tanh", "Gelu"),
 }
+# Those of which an output column depends on several columns of an input, besides all with an axis that is the last one.
+_MIXING = {
+    *("Dot", "Matmul", "Einsum", "Tensordot", "Vdot", "Inner", "Outer", "Flatten", "Reshape", "GetItem", "TopK"),
+    *("Attention", "AdditiveAttention"),
+}
+_NOT_MIXING = {"BatchNormalization", "Normalization", "Concatenate", "Stack", "ExpandDims", "Squeeze"}  # have an axis
+# Those that put several inputs into one output.
+_MERGING = {
+    *("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Maximum", "Minimum", "Average", "Power", "Stack"),
+}
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,26 @@ class WeightInfo:
     columns: tuple[Segment, ...]
 
 
+@dataclass(frozen=True)
+class Mix:
+    """A call whose kept outputs change where an input of it gets new columns.
+
+    Attributes:
+        layer: what is called, named as in `WeightInfo`.
+        inputs: what the columns of each input stand for.
+        by_column: whether an output column depends on the same columns of the inputs alone, such as that of a sum.
+    """
+
+    layer: str
+    inputs: tuple[tuple[Segment, ...], ...]
+    by_column: bool
+
+
+def describe_mixes(model: "keras.Model", labels: Sequence[str]) -> tuple[Mix, ...]:
+    """What mixes columns in a Keras model, where that is known; its outputs are a mapping by label."""
+    return tuple(_Graph(model, labels).mixes())
+
+
 def describe_weights(model: "keras.Model", labels: Sequence[str], variables: Sequence[Any]) -> tuple[WeightInfo, ...]:
     """What each of a Keras model's variables stands for, in their order; its outputs are a mapping by label."""
     graph = _Graph(model, labels)
@@ -155,6 +185,18 @@ class _Graph:
             return tuple(_joined(one for part in parts for one in part)) if all(parts) else ()
         return (Segment(self._names[id(maker)], width),) if id(maker) in self._names else ()
 
+    def mixes(self) -> Iterator[Mix]:
+        """All that mixes columns."""
+        for call in self._calls:
+            operation = call.operation
+            name, inputs = self._names.get(id(operation), operation.name), tuple(map(self.segments, call.inputs))
+            if getattr(getattr(operation, "activation", None), "__name__", "") in ("softmax", "log_softmax"):
+                yield Mix(name, tuple(map(self.segments, call.outputs)), by_column=False)
+            elif type(operation).__name__ in _MERGING and len(inputs) > 1:
+                yield Mix(name, inputs, by_column=True)
+            elif inputs and _mixes(call):
+                yield Mix(name, inputs, by_column=False)
+
     def describe(self, variable: Any, layer: Any) -> WeightInfo:
         """What a variable of a layer stands for."""
         given = {
@@ -172,6 +214,17 @@ class _Graph:
         is_columnwise = type(layer).__name__ in _COLUMNWISE and width == last
         columns = inputs if is_columnwise else (Segment(name, last),)
         return WeightInfo(name, inner, id(layer) in self._numbered, inputs if is_kernel else (), columns)
+
+
+def _mixes(call: "_Call") -> bool:
+    """Whether an output column may depend on several columns of an input. Weights of layers are compared elsewhere."""
+    operation, kind = call.operation, type(call.operation).__name__
+    if kind in _MIXING or not type(operation).__module__.startswith("keras.") or kind == "Lambda":
+        return not getattr(operation, "trainable_variables", ())
+    if kind in _NOT_MIXING or not hasattr(operation, "axis"):
+        return False
+    axis, last = operation.axis, len(call.inputs[0].shape) - 1
+    return axis is None or not {-1, last}.isdisjoint(axis if isinstance(axis, list | tuple) else [axis])
 
 
 def _is_numbered(named: Any) -> bool:

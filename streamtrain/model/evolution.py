@@ -39,7 +39,7 @@ class Change(NamedTuple):
     """One line of a plan.
 
     Attributes:
-        part: "table", "feature", "label", "weight", "optimizer" or "setting".
+        part: "table", "feature", "label", "weight", "layer", "optimizer" or "setting".
         name: which one.
         action: what becomes of it.
         detail: how, for people; may be empty.
@@ -153,6 +153,7 @@ class Evolution:
             *self._table_changes(),
             *self._feature_changes(),
             *self._weight_changes(),
+            *self._mix_changes(),
             *self._setting_changes(),
         )
 
@@ -396,6 +397,40 @@ class Evolution:
         yield from (
             Change("weight", name, "dropped", _shape(shape)) for name, shape in lost.items() if name not in names
         )
+
+    def _mix_changes(self) -> Iterator[Change]:
+        """Layers that mix what is new with what was there: the weights behind them cannot make up for it."""
+        if self._weights(self.old, "weights") is None:
+            return
+        widths = self._old_widths
+        visible = self._origins(self.new) - {*widths}
+        recognizable = {*self.new.about.get("features", ()), *self._layer_shapes(self.new)}
+        for one in self.new.about.get("mixes", ()):
+            if one["layer"] in visible:  # the old model had no such layer
+                continue
+            # Of each input, whether each part of its columns is as it was; None: it is new.
+            inputs = [
+                [widths[origin] == width if origin in widths else None for origin, width in segments]
+                for segments in one["inputs"]
+                if any(origin in widths or origin in recognizable for origin, _ in segments)
+            ]
+            flat = [part for parts in inputs for part in parts]
+            is_joined = any(not any(part is not None for part in parts) for parts in inputs)
+            is_changed = is_joined or (not one["by_column"] and not all(flat))
+            if is_changed and any(part is not None for part in flat):
+                detail = "mixes columns, of which some are new or gone: predictions change"
+                yield Change("layer", one["layer"], "changed", detail)
+
+    @cached_property
+    def _old_widths(self) -> dict[str, int]:
+        """How many columns what gives columns had in the old model, by its name in the new one."""
+        features = {name: int(of.get("dim", 1)) for name, of in self.old.about.get("features", {}).items()}
+        found = {name: width for name, width in features.items() if name in self.new.about.get("features", {})}
+        for part in ("weights", "statistics", "constants"):
+            for one in self.old.about.get(part, ()):
+                segments = [*one["inputs"], *one["columns"]]
+                found |= {self._layers[origin]: width for origin, width in segments if origin in self._layers}
+        return found
 
 
 def _told(change: Change) -> str:

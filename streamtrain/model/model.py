@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from streamtrain._core import Planner
 from streamtrain.errors import ConfigError
-from streamtrain.model.dense import DenseLayout, describe_weights
+from streamtrain.model.dense import DenseLayout, describe_mixes, describe_weights
 from streamtrain.model.features import MAX_MICRO_BATCH, Label, LabelKind, Numeric, is_count, is_number
 from streamtrain.model.optimizers import Adagrad, Adam, Optimizer, ours
 from streamtrain.model.sampling import Sampling
@@ -267,6 +267,7 @@ class Model:
         parts |= {"constants": self.constants} if self.constants else {}
         for name, variables in parts.items():
             about[name] = [asdict(one) for one in describe_weights(self.keras, labels, variables)]
+        about["mixes"] = [asdict(one) for one in describe_mixes(self.keras, labels)]
         decoded: dict[str, Any] = json.loads(json.dumps(about))
         return decoded
 

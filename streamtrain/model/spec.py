@@ -25,6 +25,14 @@ class _WeightAbout(TypedDict):
     columns: list[tuple[str, int]]
 
 
+class _MixAbout(TypedDict):
+    """A call that mixes columns; see `streamtrain.model.dense.Mix`."""
+
+    layer: str
+    inputs: list[list[tuple[str, int]]]
+    by_column: bool
+
+
 class _OptimizerAbout(TypedDict):
     """The optimizer of tables without one of their own."""
 
@@ -40,6 +48,7 @@ class _About(TypedDict):
     weights: list[_WeightAbout]
     statistics: list[_WeightAbout]
     constants: NotRequired[list[_WeightAbout]]
+    mixes: NotRequired[list[_MixAbout]]
     embedding_optimizer: NotRequired[_OptimizerAbout]
 
 
@@ -75,8 +84,9 @@ class Spec:
         statistics: shapes of the graph's non-trainable float weights, in their order.
         dense_optimizer: the native core's settings.
         about: what the parts of the model stand for, by which a changed model is compared with what was learned
-            (model/evolution.py): "features" and "labels" of the schema, "weights" and "statistics" of the graph, and
-            "embedding_optimizer", that of tables without one of their own. Empty in what earlier releases wrote.
+            (model/evolution.py): "features" and "labels" of the schema, "weights", "statistics" and "mixes" of the
+            graph, and "embedding_optimizer", that of tables without one of their own. Empty in what earlier releases
+            wrote.
         constants: shapes of its non-trainable float weights that do not change, which shards do not keep.
         rates: learning rates that were set while the model was learning (`streamtrain set`), by the names of `Rates`;
             the others are those of `tables` and `dense_optimizer`.

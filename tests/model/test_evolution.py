@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,8 +22,6 @@ IDS = [f"u{i}" for i in range(50)]
 
 def graph(units: tuple[int, ...] = (8,), norm: bool = False) -> Callable[[dict[str, Any]], Any]:
     def build(inputs: dict[str, Any]) -> Any:
-        import keras
-
         x = keras.layers.Concatenate()(list(inputs.values()))
         for width in units:
             x = keras.layers.Dense(width, "relu")(x)
@@ -306,3 +306,113 @@ def test_what_an_earlier_release_wrote_keeps_rows_and_weights_of_the_same_shapes
         np.testing.assert_array_equal(carried, values if kept else born.pull())
         (told,) = [one for one in evolution.changes if one.part == "weight"]
         assert told.action == ("kept" if kept else "reset")
+
+
+def of_layers(*made: Callable[[], Callable[[Any], Any]]) -> Callable[..., Callable[[dict[str, Any]], Any]]:
+    """A graph with these layers after a hidden one."""
+
+    def of(units: int) -> Callable[[dict[str, Any]], Any]:
+        def build(inputs: dict[str, Any]) -> Any:
+            x = keras.layers.Dense(units, "relu")(keras.layers.Concatenate()([*inputs.values()]))
+            for make in made:
+                x = make()(x)
+            return keras.layers.Dense(1, "sigmoid")(x)
+
+        return build
+
+    return of
+
+
+def towers(merge: Callable[[], Callable[[list[Any]], Any]]) -> Callable[[int], Callable[[dict[str, Any]], Any]]:
+    """A graph of two towers, which something merges, and of the inputs themselves."""
+
+    def of(units: int) -> Callable[[dict[str, Any]], Any]:
+        def build(inputs: dict[str, Any]) -> Any:
+            user, *_, item, price = inputs.values()
+            merged = merge()([keras.layers.Dense(units, "tanh")(one) for one in (user, item)])
+            return keras.layers.Dense(1, "sigmoid")(keras.layers.Concatenate()([merged, price]))
+
+        return build
+
+    return of
+
+
+def summed(_: int) -> Callable[[dict[str, Any]], Any]:
+    """A graph that adds up what each input says."""
+    return lambda inputs: keras.layers.Activation("sigmoid")(
+        keras.layers.Add()([keras.layers.Dense(1)(one) for one in inputs.values()])
+    )
+
+
+def normalized(_: int) -> Callable[[dict[str, Any]], Any]:
+    """A graph of the normalized inputs."""
+    return lambda inputs: keras.layers.Dense(1, "sigmoid")(
+        keras.layers.LayerNormalization()(keras.layers.Concatenate()([*inputs.values()]))
+    )
+
+
+def factorized(_: int) -> Callable[[dict[str, Any]], Any]:
+    """A graph of the pairwise products of all rows."""
+
+    def build(inputs: dict[str, Any]) -> Any:
+        *rows, price = inputs.values()
+        total = keras.ops.sum(keras.ops.stack(rows, axis=1), axis=1)
+        return keras.layers.Dense(1, "sigmoid")(keras.layers.Concatenate()([total * total, price]))
+
+    return build
+
+
+@pytest.mark.parametrize("change", ["feature", "units"])
+@pytest.mark.parametrize(
+    ("of", "by_feature", "by_units"),
+    [
+        (of_layers(keras.layers.LayerNormalization), [], ["layer_normalization"]),
+        (of_layers(keras.layers.UnitNormalization), [], ["unit_normalization"]),
+        (of_layers(keras.layers.Softmax), [], ["softmax"]),
+        (of_layers(partial(keras.layers.Activation, "softmax")), [], ["activation"]),
+        (of_layers(lambda: lambda x: x / (1 + keras.ops.sum(x, axis=-1, keepdims=True))), [], ["sum"]),
+        (of_layers(keras.layers.BatchNormalization, lambda: lambda x: keras.ops.tanh(x) * 2), [], []),
+        (of_layers(partial(keras.layers.Dropout, 0.2), keras.layers.PReLU), [], []),
+        (towers(partial(keras.layers.Dot, -1)), [], ["dot"]),
+        (towers(keras.layers.Multiply), [], []),
+        (summed, ["output label"], []),
+        (normalized, ["layer_normalization"], []),
+        (factorized, ["stack"], []),
+    ],
+)
+def test_the_plan_tells_where_predictions_change(
+    tmp_path: Path, of: Callable[[int], Any], by_feature: list[str], by_units: list[str], change: str
+) -> None:
+    def made(units: int, more: tuple[Any, ...] = ()) -> st.Model:
+        return st.Model(schema(more=more), of(units), micro_batch_size=None)
+
+    before = made(8)
+    after = made(8, (st.Categorical("genre", 4),)) if change == "feature" else made(12)
+    told = [one.name for one in Evolution(Spec.of(before), Spec.of(after)).changes if one.part == "layer"]
+    assert told == (by_feature if change == "feature" else by_units)
+    learner = st.Learner(before)
+    learner.learn(samples(600))
+    learner.save(tmp_path / "before")
+    again = st.Learner.load(tmp_path / "before", after, evolve=True)
+    asked = [{name: value for name, value in one.items() if name != "label"} for one in samples(50, 1)]
+    is_same = np.allclose(again.predict(asked), learner.predict(asked), atol=1e-6)
+    assert is_same == (not told)
+
+
+def test_a_wider_softmax_and_a_new_layer_that_mixes() -> None:
+    """The first changes predictions; what the second gives is new, and begins at zero behind it."""
+
+    def of(units: int, *, dot: bool) -> Callable[[dict[str, Any]], Any]:
+        def build(inputs: dict[str, Any]) -> Any:
+            x = [keras.layers.Dense(units, "softmax", name="gate")(inputs["user"]), inputs["item"], inputs["price"]]
+            x += [keras.layers.Dot(-1)([inputs["user"], inputs["item"]])] if dot else []
+            return keras.layers.Dense(1)(keras.layers.Concatenate()(x))
+
+        return build
+
+    def told(units: int, *, dot: bool) -> list[str]:
+        old, new = (Spec.of(st.Model(schema(), of(one[0], dot=one[1]))) for one in ((4, False), (units, dot)))
+        return [one.name for one in Evolution(old, new).changes if one.part == "layer"]
+
+    assert told(6, dot=False) == ["gate"]
+    assert told(4, dot=True) == []
