@@ -174,7 +174,8 @@ def _table_of_frame(frame: Any, fields: Set[str]) -> pa.Table:
     if not frame.columns.is_unique:  # Arrow refuses all of it, also if nobody reads what is there twice
         frame = frame.loc[:, frame.columns.isin(fields)]
     read = [name for name in frame.columns if name in fields] or frame.columns[:1]  # one tells how many samples
-    foreign = {name: _native(frame[name].to_numpy()).dtype for name in read if _is_foreign(frame[name].dtype)}
+    kinds = zip(frame.columns, frame.dtypes, strict=True)
+    foreign = {name: _native(np.empty(0, kind)).dtype for name, kind in kinds if name in read and _is_foreign(kind)}
     try:
         frame = frame.astype(foreign) if foreign else frame
         return pa.Table.from_pandas(frame, columns=read, preserve_index=not fields.isdisjoint(frame.index.names))
