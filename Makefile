@@ -51,8 +51,8 @@ demo: $(VENV)/ready ## the whole service on a year of real flights, with live fi
 kafka: $(VENV)/ready servers ## one Kafka broker at localhost:9092, until Ctrl-C
 	@$(BIN)/python -m streamtrain.embedded.kafka
 
-test: $(VENV)/ready servers fuzzers ## all tests, JOBS=3 files at a time (COVERAGE=1 shows what lines and branches they reach), and beside them those of the native core under sanitizers
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest sanitize
+test: $(VENV)/ready servers fuzzers ## all tests, JOBS=3 files at a time (COVERAGE=1 shows what lines and branches they reach), and beside them, if it has changed, those of the native core under sanitizers
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest sanitize-changed
 
 pytest: $(VENV)/ready
 	@.ci/pytest $(BIN) --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
@@ -68,6 +68,9 @@ test-native: $(VENV)/ready ## the tests of the native core alone
 
 sanitize: $(VENV)/ready ## the tests of the native core with AddressSanitizer and UndefinedBehaviorSanitizer, and its threads with ThreadSanitizer
 	@.ci/sanitize $(BIN)
+
+sanitize-changed: $(VENV)/ready
+	@.ci/sanitize $(BIN) --if-changed
 
 fuzz: $(VENV)/ready fuzzers ## every fuzzer for MINUTES=10 each, with sanitizers; what is found is kept in build/fuzz
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(TARGETS)

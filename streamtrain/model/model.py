@@ -180,7 +180,7 @@ class Model:
         except Exception as exc:  # such as layers of one name
             raise ConfigError(describe_failure("graph", exc)) from exc
         for layer in model.layers:
-            if not _LAYER_NAME.fullmatch(layer.name):
+            if layer.name not in inputs and not _LAYER_NAME.fullmatch(layer.name):
                 raise ConfigError(
                     f"graph: a layer is named {layer.name!r}, but TensorFlow takes letters and digits of ASCII, and "
                     "after the first also _ . - and >"

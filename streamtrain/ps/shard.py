@@ -283,8 +283,7 @@ class Shard:
     def _warn_full(self, table: str) -> None:
         if table not in self._full_tables:
             self._full_tables.add(table)
-            said = "table %s of shard %d has as many rows as its share of the capacity allows: %s"
-            logger.warning(said, table, self.index, "evicting least recently seen rows")
+            logger.warning("table %s of shard %d is full: evicting least recently seen rows", table, self.index)
 
     def _expiry_time(self, push: Push) -> int:
         """The watermark of the partition that is furthest behind, as its unread samples still need their rows.
