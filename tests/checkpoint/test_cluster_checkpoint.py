@@ -187,10 +187,7 @@ def test_rows_beyond_the_capacity_are_gone(place: str, caplog: pytest.LogCapture
         assert len(expected) <= 100
         assert_saved(cluster, place, "delta" if now else "full", rows=expected)
     full = [one.getMessage() for one in caplog.records if one.name == "streamtrain.ps.shard"]
-    said = (
-        "table ids of shard 0 has as many rows as its share of the capacity allows: evicting least recently seen rows"
-    )
-    assert full == [said]
+    assert full == ["table ids of shard 0 is full: evicting least recently seen rows"]
 
 
 def test_the_capacity_is_that_of_all_shards_together(place: str) -> None:
