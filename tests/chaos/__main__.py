@@ -3,10 +3,12 @@
     python -m tests.chaos --minutes 20 --seed 7
 
 One service counts, one learns real flights, side by side. Each has two shards, those of the first one with backups, two
-workers, a coordinator and two serving processes, and publishes every second. Samples are written and predictions asked
-for all the time. Faults of all kinds that are possible here come one after another; after each, everything has to be
-well again within a deadline, by itself: all processes there, and all that was written before learned, published and
-served. In the end all counts have to be exact. A report goes to standard output, as Markdown, and to --report, as JSON.
+workers, a coordinator and two serving processes, and publishes every second. Two joiners join impressions and outcomes
+beside them. Each process is a user of Kafka and of Redis with exactly the rights that SECURITY.md lists. Samples are
+written and predictions asked for all the time. Faults of all kinds that are possible here come one after another; after
+each, everything has to be well again within a deadline, by itself: all processes there, and all that was written before
+learned, published and served, or joined. In the end all counts have to be exact. A report goes to standard output, as
+Markdown, and to --report, as JSON.
 
 As root each process has a network of its own, and checkpoints a small disk; else faults that need these are left out.
 """
@@ -52,11 +54,12 @@ def run(args: argparse.Namespace, folder: Path) -> Report:
         contained=args.contained,
         backed=args.backups,
         clocks=clocks,
+        joined=random.Random(args.seed) if args.join else None,
     )
     try:
         with whole:
             loads = [one.load for one in whole.running]
-            site = Site(whole.services, loads, whole.servers, whole.disk, chosen, args.longest)
+            site = Site(whole.services, loads, whole.servers, whole.disk, chosen, args.longest, whole.joining)
             faults, missing = possible(site)
             report = Report(args.seed, args.deadline, missing)
             end = time.monotonic() + 60 * args.minutes
@@ -66,11 +69,14 @@ def run(args: argparse.Namespace, folder: Path) -> Report:
                 report.faults.append(inject(whole, site, kind, fault, args))
                 _PAUSE.wait(chosen.uniform(0.5, 1.5) * args.pause)
             report.services = whole.come_to_rest(args.deadline)
+            report.join = whole.joining.as_json() if whole.joining is not None else None
             for kind, ending in ENDINGS.items():
                 if not args.kinds or kind in args.kinds:
                     end_with(whole, report, kind, ending, folder)
     except BaseException as exc:
-        sys.stderr.write(f"{ended(whole.services)}\n{type(exc).__name__}: {exc}\n")
+        sys.stderr.write(
+            f"{whole.joining.said() if whole.joining else ''}\n{ended(whole.services)}\n{type(exc).__name__}: {exc}\n"
+        )
         raise
     report.seconds = time.monotonic() - began
     return report
@@ -121,6 +127,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--report", type=Path, help="file for the report as JSON")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="one service learns each")
     parser.add_argument("--backups", nargs="*", choices=MODELS, default=MODELS[:1], help="their shards have some")
+    parser.add_argument("--join", action=argparse.BooleanOptionalAction, default=True, help="joiners beside them")
     parser.add_argument("--folder", type=Path, help="for data and logs, which stay; a temporary one")
     parser.add_argument("--contained", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(given)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
 
+from tests.chaos.joining import Joining
 from tests.chaos.load import Load, Poison, broken, future, large
 from tests.chaos.servers import Servers
 from tests.chaos.service import COORDINATOR, PS, SERVE, WORKER, Service, faketime, until
@@ -34,6 +35,7 @@ class Site:
         disk: a small disk with the checkpoints; None: they are on a large one.
         random: chooses.
         longest: seconds that a fault may last.
+        joining: joiners; None: there are none.
     """
 
     services: list[Service]
@@ -42,6 +44,7 @@ class Site:
     disk: Path | None
     random: random.Random
     longest: float
+    joining: Joining | None = None
 
     def service(self) -> Service:
         """Any."""
@@ -117,6 +120,21 @@ def stopped(kind: str) -> Fault:
         yield f"{name} for {seconds:.1f} s"
 
     return stop
+
+
+def joiner_gone(number: int) -> Fault:
+    """A signal for a joiner: one that ends it, or SIGSTOP, and SIGCONT after a while."""
+
+    @contextmanager
+    def go(site: Site) -> Iterator[str]:
+        assert site.joining is not None
+        name = site.random.choice(site.joining.names)
+        seconds = _STOPPED * site.seconds() if number == signal.SIGSTOP else 0.0
+        with site.joining.gone(name, number):
+            _PAUSE.wait(seconds)
+        yield f"{name} for {seconds:.1f} s" if seconds else name
+
+    return go
 
 
 @contextmanager
@@ -268,6 +286,9 @@ def possible(site: Site) -> tuple[dict[str, Fault], dict[str, str]]:
     found |= {"more partitions": more_partitions, "another worker": another_worker}
     found |= {"poison": poisoned(broken, 20, 100), "large poison": poisoned(large, 2, 6)}
     found |= {"future poison": poisoned(future, 20, 100)}
+    if site.joining is not None:
+        signals = {"kill joiner": signal.SIGKILL, "stop joiner": signal.SIGSTOP, "joiner leaves": signal.SIGTERM}
+        found |= {kind: joiner_gone(number) for kind, number in signals.items()}
     missing = {}
     if site.disk is None:
         missing["full disk"] = "no small disk can be mounted here"

@@ -65,6 +65,7 @@ class Report:
         faults: in order.
         services: by name.
         seconds: that the run took.
+        join: what came of the joiners; None: there were none.
     """
 
     seed: int
@@ -73,11 +74,12 @@ class Report:
     faults: list[Injected] = field(default_factory=list)
     services: dict[str, Outcome] = field(default_factory=dict)
     seconds: float = 0.0
+    join: Mapping[str, Any] | None = None
 
     @property
     def is_exact(self) -> bool:
         """Whether nothing was wrong."""
-        return not any(one.wrong for one in self.services.values())
+        return not any(one.wrong for one in self.services.values()) and not (self.join or {}).get("wrong")
 
     def by_kind(self) -> dict[str, dict[str, float]]:
         """How many faults, and seconds until all was well again."""
@@ -101,6 +103,13 @@ class Report:
         services = {name: _rows(one) for name, one in self.services.items()}
         about = f"{len(self.faults)} faults of {len(self.by_kind())} kinds in {self.seconds / 60:.1f} minutes"
         wrong = [f"* {name}: {one}" for name, of in self.services.items() for one in of.wrong]
+        join = []
+        if self.join is not None:
+            told = (
+                "{samples:,} samples, longest standstill {standstill} s, {standstill_of}, {starts} starts of processes"
+            )
+            join = ["", f"Join: {told.format(**self.join)}."]
+            wrong += [f"* join: {one}" for one in self.join["wrong"]]
         head = ("fault", "times", "median recovery time, s", "worst")
         return "\n".join(
             [
@@ -109,6 +118,7 @@ class Report:
                 *_table(head, kinds),
                 "",
                 *_table(("", *services), zip(_ROWS, *services.values(), strict=True)),
+                *join,
                 *(["", *wrong] if wrong else []),
             ]
         )

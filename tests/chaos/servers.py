@@ -13,6 +13,7 @@ from streamtrain.address import free_port
 from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
 from streamtrain.embedded.valkey import Valkey
+from tests.chaos import rights
 from tests.chaos.network import Network
 
 
@@ -24,26 +25,27 @@ class Servers:
         network: of the processes.
 
     Attributes:
-        stream: URL of Kafka.
-        redis: URL of Valkey.
+        stream: URL of Kafka, for whoever may do all.
+        secured: the same, where users are asked for.
+        redis: URL of Valkey, as a user who may do what processes need.
     """
 
     def __init__(self, folder: Path, network: Network) -> None:
-        port, control = free_port(), free_port()
+        port, control, secured = free_port(), free_port(), free_port()
         listeners = {
-            "listeners": f"PLAINTEXT://0.0.0.0:{port},CONTROLLER://127.0.0.1:{control}",
-            "advertised.listeners": f"PLAINTEXT://{network.hub}:{port}",
+            "listeners": f"PLAINTEXT://0.0.0.0:{port},SASL_PLAINTEXT://0.0.0.0:{secured},CONTROLLER://127.0.0.1:{control}",
+            "advertised.listeners": f"PLAINTEXT://{network.hub}:{port},SASL_PLAINTEXT://{network.hub}:{secured}",
             "controller.quorum.voters": f"1@127.0.0.1:{control}",
         }
-        open_to_all = ["bind 0.0.0.0", "protected-mode no"]
-        self.kafka = Broker(
-            resolve(), data=folder / "kafka", port=port, properties=listeners if network.is_wire else {}
-        )
-        self.valkey = Valkey(folder / "valkey", appendonly=True, config=open_to_all if network.is_wire else [])
+        open_to_all = ["bind 0.0.0.0", "protected-mode no"] if network.is_wire else []
+        properties = rights.PROPERTIES | listeners
+        self.kafka = Broker(resolve(), data=folder / "kafka", port=port, users=rights.USERS, properties=properties)
+        self.valkey = Valkey(folder / "valkey", appendonly=True, config=[*open_to_all, rights.redis_user()])
         self.kafka.start()
         self.valkey.start()
         self.stream = f"kafka://{network.hub}:{port}"
-        self.redis = f"redis://{network.hub}:{self.valkey.port}/0"
+        self.secured = f"kafka://{network.hub}:{secured}"
+        self.redis = f"redis://{rights.REDIS_USER}:{rights.REDIS_PASSWORD}@{network.hub}:{self.valkey.port}/0"
 
     def forget(self) -> None:
         """All that is in Valkey."""

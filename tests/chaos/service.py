@@ -18,8 +18,10 @@ from streamtrain.processes.supervisor import Program, Supervisor
 from streamtrain.ps.rpc.security import Security
 from streamtrain.settings.load import load_settings
 from streamtrain.stream.opening import open_stream
+from tests.chaos import rights
 from tests.chaos.network import Network
 from tests.chaos.samples import Samples
+from tests.chaos.servers import Servers
 from tests.children import children
 from tests.ports import free_ports
 
@@ -51,8 +53,7 @@ class Service:
         samples: what is learned.
         folder: for logs and the model file.
         network: where processes are.
-        stream: URL of the stream.
-        redis: URL of where it is published.
+        servers: Kafka and Valkey.
         checkpoints: folder.
         backed: whether shards have backups.
         clocks: whether the clock of a process can be set.
@@ -72,8 +73,7 @@ class Service:
         folder: Path,
         network: Network,
         *,
-        stream: str,
-        redis: str,
+        servers: Servers,
         checkpoints: Path,
         backed: bool = False,
         clocks: bool = False,
@@ -88,9 +88,10 @@ class Service:
         self._library = faketime() if clocks else None
         # Not all: reading the clock then takes a lock, which costs a process with many threads a third more.
         self.clocked = [f"{self.name}-{one}" for one in (f"{PS}1", f"{WORKER}1", COORDINATOR, SERVE)]
-        given = self._given(stream, redis, checkpoints) | dict(settings)
-        self._environment = {f"STREAMTRAIN_{key.upper().replace('.', '__')}": of for key, of in given.items()}
+        given = self._given(servers, checkpoints) | dict(settings)
         self.settings = load_settings(overrides=given)
+        rights.allow(servers.kafka.servers, "worker", rights.of_worker(self.name, self.name))
+        self._environment = _environment(given | {"stream.url": servers.secured, "stream.kafka": _kafka("nobody")})
         self.listen = self.settings.serve.listen
         self.stream = open_stream(self.settings.stream)
         self.stream.create(PARTITIONS)
@@ -99,7 +100,7 @@ class Service:
         self._lock = threading.Lock()
         self._logs = {name: (self._folder / f"{name}.log").open("a") for name in self.names}
 
-    def _given(self, stream: str, redis: str, checkpoints: Path) -> dict[str, str]:
+    def _given(self, servers: Servers, checkpoints: Path) -> dict[str, str]:
         def at(name: str) -> str:
             return f"{self.network.address(name)}:{next(ports)}"
 
@@ -109,12 +110,12 @@ class Service:
         backups = {"ps.backups": ",".join(shards[SHARDS:])} if shards[SHARDS:] else {}
         return backups | {
             "model": f"{self._folder / 'model.py'}:model",
-            "stream.url": stream,
+            "stream.url": servers.stream,
             "stream.topic": self.name,
             "stream.group": self.name,
             "stream.commit_every": "0.5s",
             "stream.buffer_bytes": _BUFFER,
-            "stream.kafka": json.dumps({"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}),
+            "stream.kafka": _kafka(),
             "worker.batch_size": "512",
             "worker.batch_age": "50ms",
             "ps.addresses": ",".join(shards[:SHARDS]),
@@ -123,7 +124,7 @@ class Service:
             "coordinator.address": at(*self.of(COORDINATOR)),
             "checkpoint.url": str(checkpoints / self.name),
             "checkpoint.every": "5s",
-            "publish.url": redis,
+            "publish.url": servers.redis,
             "publish.model": self.name,
             "publish.every": "1s",
             "publish.version_every": "30s",
@@ -136,6 +137,7 @@ class Service:
         kind, index, backup = re.fullmatch(rf"{self.name}-([a-z]+)(\d*)({BACKUP})?", name).groups()  # type: ignore[union-attr]
         environment = os.environ | self._environment
         environment |= {"PYTHONPATH": ROOT, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment |= _environment({"stream.kafka": _kafka("worker")}) if kind == WORKER else {}
         prefix = self.network.within(name)
         if self._library is not None and name in self.clocked:
             self.set_clock(name, 0)
@@ -283,6 +285,16 @@ class Service:
         """The ends of all logs."""
         logs = sorted(self._folder.glob("*.log"))
         return "\n".join(f"{log.name}: …{log.read_text(errors='replace')[-1500:]}" for log in logs)
+
+
+def _kafka(user: str | None = None) -> str:
+    """Options of a client, of a user or of whoever may do all."""
+    return json.dumps({"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, **(rights.sasl(user) if user else {})})
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Settings as variables."""
+    return {f"STREAMTRAIN_{key.upper().replace('.', '__')}": of for key, of in given.items()}
 
 
 def _servers(status: dict[str, Any]) -> set[int]:

@@ -1,11 +1,13 @@
 """Whole: services on one Kafka and one Valkey, with what is written, what is asked, and who watches."""
 
+import random
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.chaos.asking import Asker, Clients, Seen
 from tests.chaos.checks import Found, check
+from tests.chaos.joining import Joining
 from tests.chaos.load import Load
 from tests.chaos.network import Loopback, Network, Wired
 from tests.chaos.report import Outcome
@@ -65,6 +67,7 @@ class Whole:
         backed: names of those services whose shards have backups.
         clocks: whether clocks of processes can be set.
         settings: of all services, by dotted key, beside their own.
+        joined: what is written for joiners; None: there are none.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Whole:
         backed: Sequence[str] = (),
         clocks: bool = True,
         settings: Mapping[str, str] = {},
+        joined: random.Random | None = None,
     ) -> None:
         self._folder, self._settings = folder, settings
         self.disk = folder / "disk" if contained else None
@@ -93,12 +97,15 @@ class Whole:
         for one in samples:
             service = self._service(one, folder, one.name in backed, clocks and not self.running)  # one shows it
             self.running.append(Running(service, rate, every))
+        self.joining: Joining | None = None
+        if joined is not None:
+            secured = self.servers.secured.removeprefix("kafka://")
+            self.joining = Joining(folder / "join", self.servers.kafka.servers, secured, joined)
 
     def _service(self, samples: Samples, folder: Path, backed: bool, clocks: bool) -> Service:
         return Service(
             *(samples, folder, self.network),
-            stream=self.servers.stream,
-            redis=self.servers.redis,
+            servers=self.servers,
             checkpoints=self._checkpoints,
             backed=backed,
             clocks=clocks,
@@ -119,6 +126,8 @@ class Whole:
             for one in self.running:
                 one.service.start()
                 one.load.start()
+            if self.joining is not None:
+                self.joining.start()
             self.until_well(_START)
         except BaseException:
             self.close()
@@ -142,6 +151,8 @@ class Whole:
                 raise SystemExit(
                     f"not well within {seconds:g} s: {', '.join(troubles)}, requests: {dict(one.seen.outcomes)}"
                 )
+        if self.joining is not None:
+            self.joining.until_well(seconds)
 
     def come_to_rest(self, seconds: float) -> dict[str, Outcome]:
         """Ends load and clients, waits until all is learned, and compares everything."""
@@ -153,6 +164,8 @@ class Whole:
             one.clients.stop()
             one.training.stop()
             found[one.service.name] = one.outcome(check(one.service, one.load, self._folder))
+        if self.joining is not None:
+            self.joining.come_to_rest(seconds)
         return found
 
     def __exit__(self, *_: object) -> None:
@@ -165,5 +178,7 @@ class Whole:
             one.clients.stop()
             one.training.stop()
             one.service.stop()
+        if self.joining is not None:
+            self.joining.stop()
         self.servers.stop()
         self.network.close()

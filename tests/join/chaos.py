@@ -90,6 +90,43 @@ def check(topics: Topics) -> dict[str, int]:
     }
 
 
+class Writing:
+    """What is written for joiners, in steps.
+
+    Args:
+        topics: of the join.
+        draw: what is chosen at random.
+    """
+
+    def __init__(self, topics: Topics, draw: random.Random) -> None:
+        self._topics, self._draw = topics, draw
+        self._step = 0
+        self._withheld: list[dict[str, object]] = []
+
+    def step(self) -> None:
+        """The next impressions and outcomes; now and then those of a log come later, or a partition has none."""
+        impressions, outcomes = events(self._draw, range(self._step * _IDS, (self._step + 1) * _IDS))
+        self._step += 1
+        only = self._draw.choice([None] * 4 + [*range(self._topics.partitions)])
+        if only is not None:
+            impressions, outcomes = (
+                [one for one in log if self._partition(one) == only] for log in (impressions, outcomes)
+            )
+        before, self._withheld = self._withheld, []
+        if self._draw.random() < 0.2:
+            outcomes, self._withheld = [], outcomes
+        self._topics.write(self._topics.impressions, impressions, self._partition)
+        self._topics.write(self._topics.outcomes, before + outcomes, self._partition)
+
+    def finish(self) -> None:
+        """What was kept back, and then what brings all partitions to the end."""
+        self._topics.write(self._topics.outcomes, self._withheld, self._partition)
+        self._topics.end(BEGIN + self._step * _IDS + 10_000)
+
+    def _partition(self, message: dict[str, object]) -> int:
+        return crc32(str(message["id"]).encode()) % self._topics.partitions
+
+
 class Chaos:
     """Joiners, what is written for them, and what happens to them.
 
@@ -107,8 +144,7 @@ class Chaos:
         self._topics, self._settings, self._draw, self._stack, self._broker = topics, settings, draw, stack, broker
         self._first = self._start("--instance", "a")
         self._second: subprocess.Popen[bytes] | None = None
-        self._step = 0
-        self._withheld: list[dict[str, object]] = []
+        self._writing = Writing(topics, draw)
         self.recovered: dict[str, list[float]] = defaultdict(list)
 
     @property
@@ -165,7 +201,7 @@ class Chaos:
         assert self._second is not None
         self._second.send_signal(signal.SIGSTOP)
         self._members(1)
-        self._write()
+        self._writing.step()
         _PAUSE.wait(self._draw.uniform(0.0, 1.0))
         self._second.send_signal(signal.SIGCONT)
 
@@ -181,24 +217,6 @@ class Chaos:
         _PAUSE.wait(self._draw.uniform(1.0, 12.0))
         self._broker.resume()
 
-    def _write(self) -> None:
-        """The next impressions and outcomes; now and then those of a log come later, or a partition has none."""
-        impressions, outcomes = events(self._draw, range(self._step * _IDS, (self._step + 1) * _IDS))
-        self._step += 1
-        only = self._draw.choice([None] * 4 + [*range(self._topics.partitions)])
-        if only is not None:
-            impressions, outcomes = (
-                [one for one in log if self._partition(one) == only] for log in (impressions, outcomes)
-            )
-        before, self._withheld = self._withheld, []
-        if self._draw.random() < 0.2:
-            outcomes, self._withheld = [], outcomes
-        self._topics.write(self._topics.impressions, impressions, self._partition)
-        self._topics.write(self._topics.outcomes, before + outcomes, self._partition)
-
-    def _partition(self, message: dict[str, object]) -> int:
-        return crc32(str(message["id"]).encode()) % self._topics.partitions
-
     def _until(self, condition: Callable[[], object]) -> None:
         def is_so() -> bool:
             with suppress(SourceError):  # the broker is not back yet
@@ -209,23 +227,22 @@ class Chaos:
 
     def inject(self, kind: str) -> None:
         """Has something go wrong while messages are written, and waits until more of them are joined."""
-        self._write()
+        self._writing.step()
         _PAUSE.wait(self._draw.uniform(0.0, 0.6))
         self.faults[kind]()
         over, is_written = time.monotonic(), self._draw.random() < 0.5
         if is_written:
-            self._write()
+            self._writing.step()
         self._until(lambda: position(self._topics) >= 0)  # as soon as brokers answer
         at = position(self._topics)
         if not is_written:
-            self._write()
+            self._writing.step()
         self._until(lambda: position(self._topics) > at or position(self._topics) >= total(self._topics))
         self.recovered[kind].append(time.monotonic() - over)
 
     def finish(self) -> None:
         """Waits until everything is joined, and ends the joiners."""
-        self._topics.write(self._topics.outcomes, self._withheld, self._partition)
-        self._topics.end(BEGIN + self._step * _IDS + 10_000)
+        self._writing.finish()
         self._until(lambda: position(self._topics) >= total(self._topics))
         for process in filter(None, (self._first, self._second)):
             process.terminate()

@@ -7,7 +7,7 @@ import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -46,15 +46,22 @@ class Topics:
             }
         )
 
-    def settings(self, folder: Path, text: str = "") -> Path:
-        """A file of settings, with this text at its end."""
-        file = folder / "join.toml"
+    def settings(
+        self,
+        folder: Path,
+        text: str = "",
+        *,
+        secured: str | None = None,
+        options: Mapping[str, object] = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 300},
+    ) -> Path:
+        """A file of settings, with this text at its end; `secured` is where brokers ask for the user of `options`."""
+        file, servers = folder / "join.toml", secured or self.servers
+        kafka = "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in options.items())
         file.write_text(
-            f'[stream]\nurl = "kafka://{self.servers}"\ntopic = "{self.samples.topic}"\n'
+            f'[stream]\nurl = "kafka://{servers}"\ntopic = "{self.samples.topic}"\n'
             f'group = "{self.group.removesuffix(".join")}"\n'
-            '[stream.kafka]\n"session.timeout.ms" = 2000\n"heartbeat.interval.ms" = 300\n'
-            '"topic.metadata.refresh.interval.ms" = 1000\n'
-            f'[join]\nimpressions = "kafka://{self.servers}/{self.impressions.topic}"\n'
+            f'[stream.kafka]\n{kafka}"topic.metadata.refresh.interval.ms" = 1000\n'
+            f'[join]\nimpressions = "kafka://{servers}/{self.impressions.topic}"\n'
             f'outcomes = "{self.outcomes.topic}"\n{text}'
         )
         return file

@@ -6,11 +6,11 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceRefused, SourceUnavailable, TopicMissing
@@ -266,6 +266,8 @@ class KafkaService:
         self._availability = Availability(self.name)
         self._lock = threading.Lock()
         self._admin: _AdminClient | None = None
+        self._readers: dict[str, Consumer] = {}  # that ask for what a group has committed, by group
+        self._reading = threading.Lock()
         self.create_client(AdminClient, self.monitor(lambda _: None))  # which checks the options
 
     @property
@@ -356,6 +358,31 @@ class KafkaService:
                 return self._call(admin_client, question, transient, begun, min(_REUSE_SECONDS, REQUEST_SECONDS))
             admin_client, _ = self._connected_admin()
         return self._call(admin_client, question, transient, begun, REQUEST_SECONDS)
+
+    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """What a group has committed of partitions, with its metadata; offsets below 0 where it has not.
+
+        A consumer asks that is no member. An admin client could, too, but librdkafka ends the process with SIGSEGV if a
+        broker answers that it is not the group's coordinator, as one that has just started may (its issue 5040).
+
+        Raises:
+            SourceRefused: the group is refused.
+            SourceUnavailable: not answered in time.
+        """
+        with self._reading:
+            try:
+                if group not in self._readers:
+                    # What an open transaction is about to commit would be waited for.
+                    settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted"}
+                    self._readers[group] = self.create_client(Consumer, self.monitor(lambda _: None), settings)
+                found = self._readers[group].committed([*partitions], timeout=REQUEST_SECONDS)
+            except KafkaException as exc:
+                self._readers.pop(group).close()
+                raise self.translate(exc.args[0]) from exc
+        for one in found:
+            if one.error is not None:
+                raise self.translate(one.error)
+        return found
 
     def _call(
         self,

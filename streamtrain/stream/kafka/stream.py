@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     TopicCollection,
@@ -177,13 +176,7 @@ class KafkaStream:
 
     def _committed(self, group: str) -> list[TopicPartition]:
         partitions = [TopicPartition(self.topic, one) for one in range(self._partition_count(self.topic))]
-        request = ConsumerGroupTopicPartitions(group, partitions)
-        answer = self._service.call(
-            lambda admin: admin.list_consumer_group_offsets([request], request_timeout=REQUEST_SECONDS)
-        )[group]
-        if isinstance(answer, KafkaError) and answer.code() == KafkaError.GROUP_ID_NOT_FOUND:
-            return []
-        return [one for one in self._checked(answer).topic_partitions if one.offset >= 0]
+        return [one for one in self._service.committed(group, partitions) if one.offset >= 0]
 
     def at(self, seconds: float) -> dict[int, int]:
         """The time of a message is the topic's: when it was written, unless the topic is set otherwise."""
