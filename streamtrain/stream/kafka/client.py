@@ -187,6 +187,7 @@ Key = TypeVar("Key")
 REQUEST_SECONDS = 30.0  # in which a request must be answered: a busy broker takes its time
 _CONNECT_AGAIN_SECONDS = 10.0  # the same, once a connection has failed
 _RETRY_SECONDS = 0.1
+_ASK_SECONDS = 1.0  # until an error is looked for that has another way
 _CONNECT_SECONDS = 1.0
 _REUSE_SECONDS = 2.0  # in which a client that has answered before must answer again, before a new one is made
 DEFAULTS: dict[str, Option] = {"reconnect.backoff.max.ms": 2000}
@@ -370,19 +371,33 @@ class KafkaService:
             SourceUnavailable: not answered in time.
         """
         with self._reading:
+            if group not in self._readers:
+                # What an open transaction is about to commit would be waited for.
+                settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted"}
+                self._readers[group] = self.create_client(Consumer, self.monitor(lambda _: None), settings)
             try:
-                if group not in self._readers:
-                    # What an open transaction is about to commit would be waited for.
-                    settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted"}
-                    self._readers[group] = self.create_client(Consumer, self.monitor(lambda _: None), settings)
-                found = self._readers[group].committed([*partitions], timeout=REQUEST_SECONDS)
-            except KafkaException as exc:
+                return self._ask(self._readers[group], partitions)
+            except SourceError:
                 self._readers.pop(group).close()
-                raise self.translate(exc.args[0]) from exc
-        for one in found:
-            if one.error is not None:
-                raise self.translate(one.error)
-        return found
+                raise
+
+    def _ask(self, reader: Consumer, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """What has been committed. That the group is refused is told where messages are, and not to who asks."""
+        deadline = time.monotonic() + REQUEST_SECONDS
+        while True:
+            try:
+                found: list[TopicPartition] = reader.committed([*partitions], timeout=_ASK_SECONDS)
+                for one in found:
+                    if one.error is not None:
+                        raise KafkaException(one.error)
+                return found
+            except KafkaException as exc:
+                said = reader.poll(0)
+                told = said.error() if said is not None else None
+                error = told if told is not None and self.refusal(told) else exc.args[0]
+                is_over = time.monotonic() > deadline or self.refusal(error)
+                if is_over or error.code() not in (KafkaError._TIMED_OUT, KafkaError._WAIT_COORD, *_TRANSIENT):
+                    raise self.translate(error) from exc
 
     def _call(
         self,
