@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard streamtrain/_native/*)
 SECONDS_OF_DEMO ?= 0
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would compile all that they import
-JOBS ?= 3
+JOBS ?= 4
 LOCKED ?= yes
 UV := VIRTUAL_ENV=$(VENV) UV_HTTP_TIMEOUT=300 $(BIN)/uv pip
 FAST := tests/native tests/settings tests/ps tests/checkpoint/test_shard_map.py tests/checkpoint/test_failures.py \
@@ -51,11 +51,11 @@ demo: $(VENV)/ready ## the whole service on a year of real flights, with live fi
 kafka: $(VENV)/ready servers ## one Kafka broker at localhost:9092, until Ctrl-C
 	@$(BIN)/python -m streamtrain.embedded.kafka
 
-test: $(VENV)/ready servers fuzzers ## all tests, JOBS=3 files at a time (COVERAGE=1 shows what lines and branches they reach), and beside them, if it has changed, those of the native core under sanitizers
+test: $(VENV)/ready servers fuzzers ## all tests, JOBS=4 files at a time (COVERAGE=1 shows what lines and branches they reach), and beside them, if it has changed, those of the native core under sanitizers
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest sanitize-changed
 
 pytest: $(VENV)/ready
-	@.ci/pytest $(BIN) --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+	@.ci/pytest $(BIN) --ignore tests/fuzz/test_harnesses.py --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 test-fast: $(VENV)/ready ## the tests that need neither servers nor TensorFlow (two minutes)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --durations=5 $(FAST) --ignore tests/ps/test_workers.py
@@ -66,10 +66,10 @@ test-newest: system servers fuzzers ## all tests with the newest versions that p
 test-native: $(VENV)/ready ## the tests of the native core alone
 	$(BIN)/pytest tests/native
 
-sanitize: $(VENV)/ready ## the tests of the native core with AddressSanitizer and UndefinedBehaviorSanitizer, and its threads with ThreadSanitizer
+sanitize: $(VENV)/ready fuzzers ## the tests of the native core with AddressSanitizer and UndefinedBehaviorSanitizer, its threads with ThreadSanitizer, and its fuzzers for a moment
 	@.ci/sanitize $(BIN)
 
-sanitize-changed: $(VENV)/ready
+sanitize-changed: $(VENV)/ready fuzzers
 	@.ci/sanitize $(BIN) --if-changed
 
 fuzz: $(VENV)/ready fuzzers ## every fuzzer for MINUTES=10 each, with sanitizers; what is found is kept in build/fuzz

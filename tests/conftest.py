@@ -8,9 +8,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # Before TensorFlow is imported, which reads them once. It greets with lines about instruction sets, and what XLA has
 # compiled is shared by all processes of all tests, as each would take some seconds for the same graphs.
@@ -26,43 +28,125 @@ settings.register_profile(
 settings.register_profile("sanitize", max_examples=8, deadline=None, suppress_health_check=SLOW_MACHINE)
 settings.load_profile("default")
 
-LONGEST = (
-    "tests/processes/test_walkthroughs.py",
-    "tests/chaos/test_chaos.py",
-    "tests/train/test_micro.py",
-    "tests/processes/test_local.py",
-    "tests/processes/test_fork.py",
-    "tests/stream/test_contract_groups.py",
-    "tests/fuzz/test_fuzz.py",
-    "tests/processes/test_secrets.py",
-    "tests/processes/test_comparison.py",
+ALONE = {
     "tests/cluster/test_backups.py",
-    "tests/tuning/test_tune.py",
-    "tests/cli/test_verify.py",
-    "tests/chaos/test_killing.py",
-    "tests/processes/test_closed_loop.py",
+    "tests/processes/test_fork.py",
+    "tests/processes/test_local.py",
+    "tests/processes/test_secrets.py",
+    "tests/processes/test_walkthroughs.py",
     "tests/test_demo.py",
-    "tests/cli/test_produce.py",
-    "tests/compose/test_processes.py",
-    "tests/test_malice.py",
-    "tests/serve/test_traffic.py",
-    "tests/cli/test_cli.py",
-    "tests/checkpoint/test_shard_state.py",
-    "tests/stream/formats/test_hostile.py",
-    "tests/processes/test_whole_path.py",
-    "tests/processes/test_worker.py",
+    "tests/tuning/test_tune.py",
+}
+"""Files whose tests share nothing: processes take them one by one."""
+
+LONGEST = (
+    "tests/train/test_micro.py",
+    "tests/stream/test_contract_groups.py",
+    "tests/cli/test_verify.py",
+    "tests/processes/test_walkthroughs.py::test_readme",
+    "tests/chaos/test_chaos.py",
+    "tests/join/test_standstill.py",
+    "tests/processes/test_local.py::test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on",
     "tests/stream/kafka/test_away.py",
+    "tests/console/test_page.py",
+    "tests/stream/test_two_copies.py",
+    "tests/compose/test_processes.py",
+    "tests/cli/test_produce.py",
+    "tests/console/test_states.py",
+    "tests/stream/test_contract.py",
+    "tests/embedded/test_kafka.py",
+    "tests/processes/test_walkthroughs.py::test_getting_started",
+    "tests/stream/formats/test_hostile.py",
+    "tests/chaos/test_killing.py",
+    "tests/serve/test_traffic.py",
+    "tests/processes/test_fork.py::test_parent_and_forks_count_exactly_whoever_is_killed",
+    "tests/stream/test_topic_made_anew.py",
+    "tests/processes/test_closed_loop.py",
+    "tests/stream/kafka/test_rights.py",
+    "tests/processes/test_preload.py",
+    "tests/serve/http/test_slow.py",
+    "tests/cli/test_cli.py",
+    "tests/model/test_graphs.py",
+    "tests/processes/test_comparison.py",
+    "tests/stream/test_dead_letters.py",
+    "tests/model/test_evolution.py",
+    "tests/test_learner_interrupts.py",
+    "tests/test_demo.py::test_ends_by_itself_with_its_figures",
+    "tests/processes/test_worker.py",
+    "tests/stream/redis/test_away.py",
+    "tests/checkpoint/test_shard_state.py",
+    "tests/train/test_loop.py",
+    "tests/cluster/test_backups.py::test_a_primary_goes_on_without_its_backup_and_has_the_next_one_follow",
+    "tests/console/test_traffic_and_compare.py",
+    "tests/cli/test_deadletters.py",
+    "tests/serve/test_damage.py",
+    "tests/serve/http/test_app.py",
+    "tests/chaos/test_rolling.py",
+    "tests/fuzz/test_fuzz.py",
+    "tests/processes/test_local.py::test_what_cannot_be_is_one_line",
+    "tests/processes/test_ps.py",
+    "tests/test_examples.py",
+    "tests/serve/test_feedback.py",
+    "tests/processes/test_secrets.py::test_no_role_says_a_secret",
+    "tests/processes/test_fork.py::test_with_the_same_model_it_is_its_parent_bit_by_bit_and_what_is_taken_is_refused",
+    "tests/stream/kafka/test_kafka.py",
+    "tests/ps/rpc/test_remote_session.py",
+    "tests/processes/test_serving.py",
     "tests/test_learner.py",
-    "tests/native/test_table.py",
+    "tests/stream/redis/test_groups.py",
+    "tests/processes/test_walkthroughs.py::test_improve",
+    "tests/publish/test_export_graph.py",
     "tests/stream/formats/test_registry.py",
+    "tests/cluster/test_backups.py::test_a_primary_that_was_paused_acknowledges_nothing_and_ends",
+    "tests/cluster/test_lag.py",
+    "tests/train/test_step.py",
+    "tests/cluster/test_backups.py::test_backups_go_on_with_checkpoints_and_come_back_from_them",
+    "tests/cli/test_learn.py",
+    "tests/cluster/test_coordinator.py",
+    "tests/stream/kafka/test_access.py",
+    "tests/benchmarks/test_quality.py",
+    "tests/publish/test_lost_rows.py",
+    "tests/processes/test_walkthroughs.py::test_an_example_for_those_who_come_from_elsewhere",
+    "tests/processes/test_walkthroughs.py::test_tune",
+    "tests/model/test_blank_samples.py",
+    "tests/processes/test_whole_path.py",
+    "tests/stream/kafka/test_tls.py",
+    "tests/metrics/test_metrics.py",
+    "tests/test_demo.py::test_what_cannot_be_is_one_line",
+    "tests/benchmarks/test_suite.py",
+    "tests/test_demo.py::test_on_a_stream_that_is_given_what_it_prints_works_until_ctrl_c",
+    "tests/join/test_joiner.py",
+    "tests/serve/http/test_overload.py",
+    "tests/ps/test_workers.py",
+    "tests/processes/test_supervisor.py",
+    "tests/serve/test_selection.py",
+    "tests/model/test_defaults.py",
 )
-"""Files that take longest: they run first, so that no process is left alone with one of them in the end."""
+"""Files, and tests of those in `ALONE`, that take longest: they run first, and are not waited for at the end."""
+
+
+def _unit(nodeid: str) -> str:
+    """What one process runs as a whole: a file, or a test of it."""
+    path, _, name = nodeid.partition("::")
+    return f"{path}::{name.partition('[')[0]}" if path in ALONE else path
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    turns = {path: turn for turn, path in enumerate(LONGEST)}
-    items.sort(key=lambda item: turns.get(item.location[0], len(turns)))
+    turns = {unit: turn for turn, unit in enumerate(LONGEST)}
+    items.sort(key=lambda item: turns.get(_unit(item.nodeid), len(turns)))
+
+
+class _Units(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """Gives the processes one unit after another, in their order."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _unit(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _Units(config, log)
 
 
 @pytest.fixture(autouse=True)

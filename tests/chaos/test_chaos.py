@@ -10,7 +10,7 @@ from streamtrain.errors import StreamtrainError
 from tests.chaos.report import Injected, Outcome, Report
 from tests.stream.servers import missing
 
-KINDS = ["kill ps", "kill worker", "kill serving process", "FLUSHALL", "poison"]
+KINDS = ["kill ps", "kill worker", "another worker", "kill joiner", "poison"]
 OUTCOME = Outcome(
     *(970, 10, 0, 0),
     training=1.5,
@@ -35,7 +35,7 @@ def test_all_counts_are_exact_whatever_happens(tmp_path: Path) -> None:
         "-m",
         "tests.chaos",
         "--models=counting",
-        "--backups",
+        "--backups",  # of none: tests/cluster/test_backups.py has them
         f"--faults={len(KINDS)}",
         "--kinds",
         *KINDS,
