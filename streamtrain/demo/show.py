@@ -232,12 +232,14 @@ class Show:
                 task.result()
 
     def _is_shared_out(self) -> bool:
-        """Whether all partitions have their worker."""
+        """Whether all partitions have their worker, and all workers partitions: the first one has all at first."""
         try:
             workers = self._coordinator.status()["workers"]
         except ShardError:
             return False
-        return sum(len(one["partitions"]) for one in workers) >= len(open_stream(self._settings.stream).bounds())
+        shares = [len(one["partitions"]) for one in workers if one["partitions"]]
+        partitions = len(open_stream(self._settings.stream).bounds())
+        return sum(shares) == partitions and len(shares) >= min(self._settings.up.workers, partitions)
 
     def _is_over(self, seconds: float | None, touring: "Future[Any]", figures: Figures) -> bool:
         if seconds is None or not touring.done():
