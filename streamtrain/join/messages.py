@@ -10,7 +10,7 @@ from streamtrain._core import CategoricalSpec, Decoder
 from streamtrain.join.engine import Impression, Outcome
 from streamtrain.settings.groups import JoinSettings
 from streamtrain.stream.dead_letters import DeadLetter
-from streamtrain.stream.files import parse_time
+from streamtrain.stream.files import EARLIEST, LATEST, parse_time
 from streamtrain.stream.source import Fetched
 
 _MOST_ID_BYTES = 256  # as for samples
@@ -71,7 +71,8 @@ class MessageReader:
                 self._check_depth(value)
                 one = decode(value)
                 id_, time = one.id, one.time
-                if id_.__class__ is not str or time.__class__ is not float or len(id_) > 64:
+                is_plain = id_.__class__ is str and time.__class__ is float and len(id_) <= 64
+                if not is_plain or not EARLIEST <= time < LATEST:
                     id_, time = self._convert(id_, time)
                 if stamp >= 0 and time > stamp / 1000 + ahead:
                     raise _RefusedMessage("future", self._names["time"])

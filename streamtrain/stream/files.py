@@ -47,7 +47,7 @@ _BLOCK = 1 << 20  # bytes read at once; of CSV also the longest row
 _ROWS = 4096  # of Parquet converted at once
 _MAX_LINE = 16 << 20  # bytes
 _SHOWN = 80  # characters of a row that is refused
-_EARLIEST, _LATEST = -62_135_596_800, 253_402_300_800  # years 0001 to 9999, as in samples
+EARLIEST, LATEST = -62_135_596_800, 253_402_300_800  # years 0001 to 9999, as in samples
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"  # as JSON has them: 007 is not one
 _BOOLEAN = r"^(true|false|True|False|TRUE|FALSE)$"
 _ARRAY = r"(?s)^\[.*\]$"
@@ -499,7 +499,7 @@ def parse_time(value: Any) -> float | None:
         except (TypeError, ValueError):
             return None
         seconds = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-    return seconds if math.isfinite(seconds) and _EARLIEST <= seconds < _LATEST else None
+    return seconds if math.isfinite(seconds) and EARLIEST <= seconds < LATEST else None
 
 
 def limited(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
