@@ -2,8 +2,10 @@
 
 import json
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from streamtrain.join.engine import Impression, Label, Outcome, Rules
@@ -22,22 +24,40 @@ class Joined(NamedTuple):
 Steps = Sequence[tuple[int, float]]
 
 
-def watermark(log: Sequence[Impression] | Sequence[Outcome], steps: Steps, offset: float) -> float:
-    """Of a log before an offset, with the advances that were made before the message there was read."""
-    times = [one.time for one in log if one.offset < offset] + [to for at, to in steps if at <= offset]
-    return max(times, default=-math.inf)
+class Watermark:
+    """Of a log, before an offset, with the advances that were made before the message there was read."""
+
+    def __init__(self, log: Sequence[Impression] | Sequence[Outcome], steps: Steps) -> None:
+        self._messages = _highest((one.offset, one.time) for one in log)
+        self._steps = _highest(steps)
+
+    def before(self, offset: float) -> float:
+        messages, steps = bisect_left(self._messages[0], offset), bisect_right(self._steps[0], offset)
+        return max(self._messages[1][messages], self._steps[1][steps])
+
+
+def _highest(times: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Offsets in their order, and the highest time of those before each, and of all."""
+    ordered = sorted(times)
+    return [at for at, _ in ordered], [*accumulate((time for _, time in ordered), max, initial=-math.inf)]
 
 
 def join(
     rules: Rules, impressions: Sequence[Impression], outcomes: Sequence[Outcome], steps: tuple[Steps, Steps] = ((), ())
 ) -> Joined:
     """Joins finished logs; what is not settled by their watermarks is left out."""
-    end_i, end_o = (watermark(log, of, math.inf) for log, of in ((impressions, steps[0]), (outcomes, steps[1])))
-    before = {one: watermark(impressions, steps[0], one.offset) for one in impressions}
-    before_outcome = {one: watermark(outcomes, steps[1], one.offset) for one in outcomes}
+    of_impressions, of_outcomes = Watermark(impressions, steps[0]), Watermark(outcomes, steps[1])
+    end_i, end_o = of_impressions.before(math.inf), of_outcomes.before(math.inf)
+    before = {one: of_impressions.before(one.offset) for one in impressions}
+    before_outcome = {one: of_outcomes.before(one.offset) for one in outcomes}
     wait, grace = max(label.wait for label in rules.labels), rules.grace
     late_impressions = [i for i in impressions if i.time + grace < before[i]]
-    taken = [i for i in impressions if i not in late_impressions]
+    taken = [i for i in impressions if i.time + grace >= before[i]]
+    shown, became = defaultdict[str, list[Impression]](list), defaultdict[str, list[Outcome]](list)
+    for i in taken:
+        shown[i.id].append(i)
+    for o in outcomes:
+        became[o.id].append(o)
     known = {kind for label in rules.labels for kind in label.kinds | label.cancelled_by}
 
     def belongs(o: Outcome, i: Impression) -> bool:
@@ -51,15 +71,15 @@ def join(
 
     samples: Counter[str] = Counter()
     for i in taken:
-        mine = [o for o in outcomes if belongs(o, i)]
+        mine = [o for o in became[i.id] if belongs(o, i)]
         is_early = rules.emit == "first" and _is_decided(rules, mine, i, counts, end_o)
         if end_o < i.time + wait and not is_early:
             continue
-        labels = {label.name: _value(label, [o for o in outcomes if counts(o, i, label)]) for label in rules.labels}
+        labels = {label.name: _value(label, [o for o in became[i.id] if counts(o, i, label)]) for label in rules.labels}
         samples[json.dumps(json.loads(i.value, parse_int=float) | labels)] += 1
     late, orphaned, attributed = Counter[int](), Counter[int](), 0
     for o in outcomes:
-        of = [i for i in taken if belongs(o, i)]
+        of = [i for i in shown[o.id] if belongs(o, i)]
         if o.kind not in known:
             continue
         if not of:
