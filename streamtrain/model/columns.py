@@ -157,16 +157,11 @@ def _shown_bytes(message: bytes, first: int, last: int) -> str:
 _LONGEST_INTEGER = 20  # characters of an integer of 64 bits
 
 
-def _is_foreign(dtype: Any) -> bool:
-    """Whether Arrow does not read numbers of a dtype: in the other byte order, or of more than 64 bits."""
-    return isinstance(dtype, np.dtype) and dtype.kind in "iuf" and (not dtype.isnative or dtype.itemsize > 8)
-
-
-def _native(column: NDArray[Any]) -> NDArray[Any]:
-    """Numbers as Arrow reads them."""
-    if not _is_foreign(column.dtype):
-        return column
-    return column.astype(np.float64 if column.dtype.itemsize > 8 else column.dtype.newbyteorder("="))
+def _readable(dtype: Any) -> np.dtype[Any] | None:
+    """What Arrow reads numbers of a dtype as, in another byte order or of more than 64 bits; None: as they are."""
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "iuf" or (dtype.isnative and dtype.itemsize <= 8):
+        return None
+    return np.dtype(np.float64) if dtype.itemsize > 8 else dtype.newbyteorder("=")
 
 
 def _table_of_frame(frame: Any, fields: Set[str]) -> pa.Table:
@@ -175,9 +170,9 @@ def _table_of_frame(frame: Any, fields: Set[str]) -> pa.Table:
         frame = frame.loc[:, frame.columns.isin(fields)]
     read = [name for name in frame.columns if name in fields] or frame.columns[:1]  # one tells how many samples
     kinds = zip(frame.columns, frame.dtypes, strict=True)
-    foreign = {name: _native(np.empty(0, kind)).dtype for name, kind in kinds if name in read and _is_foreign(kind)}
+    changed = {name: other for name, kind in kinds if name in read and (other := _readable(kind)) is not None}
     try:
-        frame = frame.astype(foreign) if foreign else frame
+        frame = frame.astype(changed) if changed else frame
         return pa.Table.from_pandas(frame, columns=read, preserve_index=not fields.isdisjoint(frame.index.names))
     except (ValueError, TypeError, pa.ArrowNotImplementedError) as exc:
         raise ConfigError(f"a column cannot hold samples: {'; '.join(map(str, exc.args))}") from exc
@@ -207,7 +202,8 @@ def _table_of_mapping(samples: Mapping[str, Any], fields: Set[str]) -> pa.Table:
     columns: dict[str, pa.Array] = {}
     for name, column in given.items():
         try:
-            columns[name] = pa.array(_native(column) if isinstance(column, np.ndarray) else column)
+            other = _readable(column.dtype) if isinstance(column, np.ndarray) else None
+            columns[name] = pa.array(column if other is None else column.astype(other))
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as exc:
             kind = f" ({column.dtype}, of shape {column.shape})" if isinstance(column, np.ndarray) else ""
             raise ConfigError(f"column {name!r} cannot hold samples: {exc}{kind}") from exc

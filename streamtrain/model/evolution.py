@@ -8,6 +8,7 @@ as in the new model.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -415,7 +416,7 @@ class Evolution:
                 if any(origin in widths or origin in recognizable for origin, _ in segments)
             ]
             flat = [part for parts in inputs for part in parts]
-            is_joined = any(not any(part is not None for part in parts) for parts in inputs)
+            is_joined = any(all(part is None for part in parts) for parts in inputs)
             is_changed = is_joined or (not one["by_column"] and not all(flat))
             if is_changed and any(part is not None for part in flat):
                 detail = "mixes columns, of which some are new or gone: predictions change"
@@ -424,8 +425,9 @@ class Evolution:
     @cached_property
     def _old_widths(self) -> dict[str, int]:
         """How many columns what gives columns had in the old model, by its name in the new one."""
-        features = {name: int(of.get("dim", 1)) for name, of in self.old.about.get("features", {}).items()}
-        found = {name: width for name, width in features.items() if name in self.new.about.get("features", {})}
+        old, new = (of.about.get("features", {}) for of in (self.old, self.new))
+        dims = {name: of.get("dim", "1") for name, of in old.items() if name in new}
+        found = {name: int(dim) for name, dim in dims.items() if re.fullmatch(r"[0-9]{1,4}", dim)}  # none, if damaged
         for part in ("weights", "statistics", "constants"):
             for one in self.old.about.get(part, ()):
                 segments = [*one["inputs"], *one["columns"]]

@@ -377,8 +377,9 @@ class _QuoteCount:
 def _describe_row(row: csv.InvalidRow, header: _Header) -> str:
     text = f"{row.text[:_SHOWN]}…" if len(row.text) > _SHOWN else row.text
     return (
-        f"row {row.number - 1:,} has {row.actual_columns} of the {len(header.names)} columns of the header: {text!r}; "
-        f"it may be cut off, a quote may not be closed, or a text with {header.separator!r} may lack its quotes"
+        f"row {row.number - 1:,}, {text!r}, does not have {len(header.names)} columns, as the header has, but "
+        f"{row.actual_columns}: it may be cut off, a quote may not be closed, or a text that contains "
+        f"{header.separator!r} may lack its quotes"
     )
 
 

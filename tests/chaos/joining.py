@@ -20,6 +20,7 @@ from tests.chaos.service import ROOT, until
 from tests.chaos.watch import Standstill
 from tests.join.chaos import LABELS, Writing, check, position, total
 from tests.join.topics import Topics
+from tests.stream.servers import allow
 
 JOINERS = 2
 _EVERY = 1.0  # seconds between two steps of what is written
@@ -66,7 +67,7 @@ class Joining:
         self._folder, self._topics = folder, Topics(servers, partitions=3)
         topics = self._topics
         names = (topics.impressions.topic, topics.outcomes.topic, topics.samples.topic)
-        rights.allow(servers, "joiner", rights.of_joiner(*names, topics.group))
+        allow(servers, "joiner", rights.of_joiner(*names, topics.group))
         self._settings = topics.settings(folder, LABELS, secured=secured, options={**_OPTIONS, **rights.sasl("joiner")})
         self._writing, self._ended = Writing(topics, draw), threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="load of the join", daemon=True)

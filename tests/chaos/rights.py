@@ -3,17 +3,8 @@
 import re
 from pathlib import Path
 
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
-
 from streamtrain.stream.dead_letters import SUFFIX
-from tests.stream.servers import ACCESS
+from tests.stream.servers import ACCESS, Right, as_user
 
 SCHEMAS = Path(__file__).parent.parent.parent / "schemas" / "README.md"
 USERS = {"worker": "w-secret", "joiner": "j-secret", "nobody": "n-secret"}
@@ -21,23 +12,13 @@ REDIS_USER = "learner"
 REDIS_PASSWORD = "l-secret"
 PROPERTIES = ACCESS | {"super.users": "User:ANONYMOUS"}
 
-_admins: dict[str, AdminClient] = {}  # kept: one that ends while its thread still answers crashes the process
 
-Rights = set[tuple[str, str, str]]
-"""Kind of a resource, its name, with a * at its end what begins so, and the operation."""
-
-
-def sasl(user: str) -> dict[str, str]:
+def sasl(user: str) -> dict[str, str | int]:
     """Options of a client."""
-    return {
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": user,
-        "sasl.password": USERS[user],
-    }
+    return as_user(user, USERS[user])
 
 
-def of_worker(topic: str, group: str) -> Rights:
+def of_worker(topic: str, group: str) -> set[Right]:
     """Those of a worker; the topic of dead letters is not there yet."""
     dead = topic + SUFFIX
     return {
@@ -48,7 +29,7 @@ def of_worker(topic: str, group: str) -> Rights:
     }
 
 
-def of_joiner(impressions: str, outcomes: str, samples: str, group: str) -> Rights:
+def of_joiner(impressions: str, outcomes: str, samples: str, group: str) -> set[Right]:
     """Those of `streamtrain join`; the topics that it writes are not there yet."""
     written = [samples, f"{outcomes}.late", f"{outcomes}.orphaned", impressions + SUFFIX, outcomes + SUFFIX]
     return {
@@ -60,29 +41,14 @@ def of_joiner(impressions: str, outcomes: str, samples: str, group: str) -> Righ
     }
 
 
-def allow(servers: str, user: str, rights: Rights) -> None:
-    """Gives a user of Kafka these rights."""
-    bindings = [
-        AclBinding(
-            ResourceType[kind],
-            name.removesuffix("*"),
-            ResourcePatternType.PREFIXED if name.endswith("*") else ResourcePatternType.LITERAL,
-            f"User:{user}",
-            "*",
-            AclOperation[operation],
-            AclPermissionType.ALLOW,
-        )
-        for kind, name, operation in sorted(rights)
-    ]
-    if servers not in _admins:
-        _admins[servers] = AdminClient({"bootstrap.servers": servers})
-    for made in _admins[servers].create_acls(bindings).values():
-        made.result(120)
-
-
-def redis_user() -> str:
-    """A line of the configuration of Redis: the user whom schemas/README.md describes."""
+def of_redis() -> list[str]:
+    """Words of Redis's ACL, as schemas/README.md has them: keys and commands of whoever uses dictionaries."""
     text = SCHEMAS.read_text().partition("## Redis dictionaries")[2]
     rights = re.search(r"needs `(~streamtrain:\*)` and `([^`]*)`", text)
     assert rights is not None
-    return f"user {REDIS_USER} on >{REDIS_PASSWORD} {rights[1]} -@dangerous {' '.join(rights[2].split())}"
+    return [rights[1], "-@dangerous", *rights[2].split()]
+
+
+def redis_user() -> str:
+    """A line of the configuration of Redis: a user with these rights."""
+    return f"user {REDIS_USER} on >{REDIS_PASSWORD} {' '.join(of_redis())}"

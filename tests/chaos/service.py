@@ -24,6 +24,7 @@ from tests.chaos.samples import Samples
 from tests.chaos.servers import Servers
 from tests.children import children
 from tests.ports import free_ports
+from tests.stream.servers import allow
 
 ROOT = str(Path(__file__).parent.parent.parent)
 PARTITIONS = 4
@@ -90,7 +91,7 @@ class Service:
         self.clocked = [f"{self.name}-{one}" for one in (f"{PS}1", f"{WORKER}1", COORDINATOR, SERVE)]
         given = self._given(servers, checkpoints) | dict(settings)
         self.settings = load_settings(overrides=given)
-        rights.allow(servers.kafka.servers, "worker", rights.of_worker(self.name, self.name))
+        allow(servers.kafka.servers, "worker", rights.of_worker(self.name, self.name))
         self._environment = _environment(given | {"stream.url": servers.secured, "stream.kafka": _kafka("nobody")})
         self.listen = self.settings.serve.listen
         self.stream = open_stream(self.settings.stream)

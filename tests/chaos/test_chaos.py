@@ -35,7 +35,7 @@ def test_all_counts_are_exact_whatever_happens(tmp_path: Path) -> None:
         "-m",
         "tests.chaos",
         "--models=counting",
-        "--backups",  # of none: tests/cluster/test_backups.py has them
+        "--backups",  # none: tests/cluster/test_backups.py has them
         f"--faults={len(KINDS)}",
         "--kinds",
         *KINDS,

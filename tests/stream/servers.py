@@ -8,6 +8,14 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
@@ -34,6 +42,29 @@ def as_user(name: str, password: str | None = None) -> dict[str, str | int]:
         "sasl.username": name,
         "sasl.password": password or USERS[name],
     }
+
+
+Right = tuple[str, str, str]
+"""Kind of the resource, its name or what begins so with a * at its end, and the operation."""
+
+
+def allow(servers: str, user: str, rights: set[Right]) -> None:
+    """Gives a user of Kafka these rights; `servers` is where whoever may do all is asked for nothing."""
+    bindings = [
+        AclBinding(
+            ResourceType[kind],
+            name.removesuffix("*"),
+            ResourcePatternType.PREFIXED if name.endswith("*") else ResourcePatternType.LITERAL,
+            f"User:{user}",
+            "*",
+            AclOperation[operation.upper()],
+            AclPermissionType.ALLOW,
+        )
+        for kind, name, operation in sorted(rights)
+    ]
+    admin = AdminClient({"bootstrap.servers": servers})
+    for made in admin.create_acls(bindings).values():
+        made.result(120)
 
 
 def missing(server: str, why: Exception) -> NoReturn:

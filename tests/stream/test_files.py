@@ -234,12 +234,13 @@ def test_what_separates_the_header_separates_all(
     [
         (
             b"a,b\n" + b"1,2\n" * 300_000 + b"3\n",
-            r"after sample \d+,\d+: row 300,001 has 1 of the 2 columns of the header: '3'; it may be cut off, a quote ",
+            r"after sample \d+,\d+: row 300,001, '3', does not have 2 columns, as the header has, but 1: it may be cut",
         ),
-        (b"a,b\n1,2\n3", "row 2 has 1 of the 2 columns of the header: '3'"),
+        (b"a,b\n1,2\n3", "row 2, '3', does not have 2 columns"),
         (b'a,b\n1,2\n3,"4\n5,6\n', "a quote in the last row is not closed"),
         (b'a,b\n1,2\n3,"4\n5', "a quote in the last row is not closed"),
-        (b'a,b\n1,2\n"3,4\n5,6\n', "row 2 has 1 of the 2 columns"),
+        (b'a,b\n1,2\n"3,4\n5,6\n', "row 2, .* does not have 2 columns, as the header has, but 1"),
+        (b"a,b\n1,2\n3,4,5\n", "row 2, '3,4,5', does not have 2 columns, as the header has, but 3"),
         (b"a,b\n1,2\n3,\xff\n", "Row #3: .*invalid UTF8"),
         (b'a,b\n1,2\n3,"' + b"x\n" * (2 << 20), "a row has more than 1,048,576 bytes; a quote may not be closed"),
         (b"", "header.* cannot be read"),

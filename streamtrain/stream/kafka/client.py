@@ -392,7 +392,7 @@ class KafkaService:
                         raise KafkaException(one.error)
                 return found
             except KafkaException as exc:
-                said = reader.poll(0)
+                said = reader.poll(_RETRY_SECONDS)
                 told = said.error() if said is not None else None
                 error = told if told is not None and self.refusal(told) else exc.args[0]
                 is_over = time.monotonic() > deadline or self.refusal(error)

@@ -1,6 +1,5 @@
 """Redis behind passwords, ACLs and TLS, and as a cluster."""
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,12 +13,11 @@ import trustme
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ConfigError, OriginUnavailable, PublicationError
 from streamtrain.store.redis.server import RedisServer
+from tests.chaos.rights import of_redis
 from tests.patience import until
 from tests.ports import free_ports
 from tests.store.published import Published, loaded
 from tests.stream.redis_fixtures import server_binary
-
-SCHEMAS = Path(__file__).parents[3] / "schemas" / "README.md"
 
 
 def everything(published: Published) -> None:
@@ -55,11 +53,8 @@ def everything(published: Published) -> None:
 
 
 def test_a_user_with_the_documented_rights_may_do_all(redis_binary: str | None) -> None:
-    text = SCHEMAS.read_text().partition("## Redis dictionaries")[2]
-    rights = re.search(r"needs `(~streamtrain:\*)` and `([^`]*)`", text)
-    assert rights is not None
     with Valkey(binary=redis_binary, password="adm/in#1") as server, redis.Redis.from_url(server.url) as client:
-        client.execute_command("ACL", "SETUSER", "ann", "on", ">s3cret/#", rights[1], "-@dangerous", *rights[2].split())
+        client.execute_command("ACL", "SETUSER", "ann", "on", ">s3cret/#", *of_redis())
         client.execute_command("ACL", "SETUSER", "bob", "on", ">s3cret", "~other:*", "+@all")
         everything(Published(server.url.replace("//:adm%2Fin%231@", "//ann:s3cret%2F%23@")))
         bob = Published(server.url.replace("//:adm%2Fin%231@", "//bob:s3cret@"))

@@ -6,14 +6,6 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
 
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import SourceError, TopicMissing
@@ -26,10 +18,7 @@ from streamtrain.stream.opening import wait_for_topic
 from tests.patience import until
 from tests.stream.kinds import KAFKA_OPTIONS, fill
 from tests.stream.members import Member, group_of
-from tests.stream.servers import as_user
-
-Right = tuple[str, str, str]
-"""Kind of the resource, its name or prefix, and the operation."""
+from tests.stream.servers import Right, allow, as_user
 
 
 class Place:
@@ -43,21 +32,7 @@ class Place:
 
     def allow(self, rights: set[Right]) -> None:
         """Allows these, and nothing else: no other test has these names."""
-        bindings = [
-            AclBinding(
-                ResourceType[kind],
-                name.removesuffix("*"),
-                ResourcePatternType.PREFIXED if name.endswith("*") else ResourcePatternType.LITERAL,
-                "User:cy",
-                "*",
-                AclOperation[operation.upper()],
-                AclPermissionType.ALLOW,
-            )
-            for kind, name, operation in sorted(rights)
-        ]
-        admin = AdminClient({"bootstrap.servers": self.kafka.servers})
-        for made in admin.create_acls(bindings).values():
-            made.result(120)
+        allow(self.kafka.servers, "cy", rights)
 
     def count(self, topic: str) -> int:
         """Messages that are committed."""
