@@ -75,7 +75,8 @@ def make_app(
     served = [(registry, updater), *((one.registry, one) for one in others)]
     controls = traffic or {}
     models = [ServedModel(one, of, config.watchdog, controls.get(one.model.name)) for one, of in served]
-    service = Service(models, config, feedback)
+    connections = Connections(config.max_connections, config.receive_timeout)
+    service = Service(models, config, feedback, refused_connections=connections.refused)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -97,7 +98,7 @@ def make_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.state.service = service
+    app.state.service, app.state.connections = service, connections
     add_error_handlers(app)
     # Not as included routers: those would be searched one after another, and after FastAPI's own routes.
     app.router.routes[:0] = [
@@ -175,8 +176,7 @@ def configure(app: FastAPI, address: str, *, log_level: str = "warning") -> uvic
     target = parse_address(address, "the address to serve at", any_port=True)
     if target.path:
         raise ConfigError(f'predictions are served over TCP only: use "host:port", not {address!r}')
-    service: Service | None = getattr(app.state, "service", None)
-    connections = Connections() if service is None else service.connections
+    connections: Connections = getattr(app.state, "connections", None) or Connections()
     return uvicorn.Config(
         app,
         host=target.host,

@@ -19,6 +19,7 @@ from streamtrain.errors import StreamtrainError
 from streamtrain.model.features import Categorical, Cross
 from streamtrain.model.model import Model
 from streamtrain.serve.http.inputs import any_of, input_fields, instances_schema
+from streamtrain.serve.http.requests import read_body
 from streamtrain.serve.http.responses import RETRY_SECONDS, HTTPError, documented, json_response, request_body
 from streamtrain.serve.http.served import ServedModel
 from streamtrain.serve.http.service import Service
@@ -368,7 +369,7 @@ def routes(service: Service, cluster: ClusterView | None, can_compare: bool = Fa
     async def explain(name: str, request: Request) -> Response:
         target = service.resolve(name)
         with service.admission.admit() as admitted:
-            body = await service.body(request, admitted)
+            body = await read_body(service, request, admitted)
             messages, _ = parse_messages(body, target.fields, service.limits(admitted))
             if len(messages) != 1:
                 raise HTTPError(400, f"one instance is explained at a time, not {len(messages)}")

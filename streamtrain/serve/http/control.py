@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from starlette.routing import BaseRoute
 
 from streamtrain.errors import ArmNotLoaded, GateClosed, NothingBefore, Pinned, Superseded, TrafficRefused
-from streamtrain.serve.http.middleware import client_address
+from streamtrain.serve.http.requests import client_address, read_body
 from streamtrain.serve.http.responses import HTTPError, documented, json_response, request_body
 from streamtrain.serve.http.served import ServedModel
 from streamtrain.serve.http.service import Service
@@ -127,7 +127,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def promote(name: str, request: Request) -> Response:
         model = find(request, name)
         try:
-            body = _read_promotion(await service.body(request))
+            body = _read_promotion(await read_body(service, request))
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
             raise HTTPError(400, f'the body must be {{"version": NUMBER}} or {{"version": "head"}}: {exc}') from exc
         return await run(
@@ -142,7 +142,7 @@ def routes(service: Service) -> list[BaseRoute]:
     )
     async def rollback(name: str, request: Request) -> Response:
         model = find(request, name)
-        body = await service.body(request)
+        body = await read_body(service, request)
         try:
             why = _read_rollback(body).why if body else ""
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
@@ -192,7 +192,7 @@ def _add_traffic(api: APIRouter, service: Service, find: Callable[[Request, str]
         model = find(request, name)
         control = model.control
         try:
-            body = _read_traffic(await service.body(request))
+            body = _read_traffic(await read_body(service, request))
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
             raise HTTPError(400, f'the body must be like {{"weights": {{"prod": 95, "canary": 5}}}}: {exc}') from exc
         if control is None:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamtrain.address import Hosts
 from streamtrain.logs import REQUEST
 from streamtrain.serve.http.auth import Tokens
+from streamtrain.serve.http.requests import client_address
 from streamtrain.serve.http.responses import HTTPError, error_response
 
 logger = logging.getLogger(__name__)
@@ -125,12 +126,6 @@ def _allowed(refusal: Message) -> Iterator[tuple[bytes, bytes]]:
     given = next((value for name, value in refusal.get("headers", ()) if name == b"allow"), b"")
     methods = [one.strip() for one in given.split(b",") if one.strip()]
     yield b"allow", b", ".join([*methods, *([b"HEAD"] if b"GET" in methods else []), b"OPTIONS"])
-
-
-def client_address(scope: Scope) -> str:
-    """The address of the client, for log and history."""
-    client = scope.get("client")
-    return str(client[0]) if client else "unknown"
 
 
 def _path(scope: Scope) -> str:

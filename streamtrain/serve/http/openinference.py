@@ -24,6 +24,7 @@ from streamtrain._core import InputTensor, TensorSamples
 from streamtrain.serve.admission import Admitted
 from streamtrain.serve.http.inputs import InputField, RequestLimits
 from streamtrain.serve.http.middleware import RawRoute
+from streamtrain.serve.http.requests import answer, read_body
 from streamtrain.serve.http.responses import HTTPError, documented, json_response, request_body
 from streamtrain.serve.http.served import Target
 from streamtrain.serve.http.service import Service
@@ -283,7 +284,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def infer(target: Target, request: Request, admitted: Admitted) -> Response:
         began = time.perf_counter()
-        inference, values = parse_request(await service.body(request, admitted), request.headers.get(_JSON_SIZE))
+        inference, values = parse_request(await read_body(service, request, admitted), request.headers.get(_JSON_SIZE))
         messages = to_messages(inference.inputs, values, target.fields, service.limits(admitted))
         predicted, headers = await service.predict(target, messages, request.headers, began)
         response = {"model_name": target.model.name, "model_version": headers["x-model-version"]}
@@ -293,7 +294,8 @@ def routes(service: Service) -> list[BaseRoute]:
         return Response(body, headers=headers | {_JSON_SIZE: str(json_size)}, media_type="application/octet-stream")
 
     async def handle(request: Request, name: str, version: str | None = None) -> Response:
-        return await service.handle(
+        return await answer(
+            service,
             PROTOCOL,
             lambda: service.resolve(name, version),
             lambda target, admitted: infer(target, request, admitted),

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute
 from streamtrain.serve.feedback.outcomes import BadOutcome, Outcome, OutcomeBatch, parse_outcomes
 from streamtrain.serve.feedback.progress import OUTCOMES
 from streamtrain.serve.http.inputs import any_of
+from streamtrain.serve.http.requests import read_body
 from streamtrain.serve.http.responses import (
     RETRY_SECONDS,
     HTTPError,
@@ -48,7 +49,7 @@ def routes(service: Service) -> list[BaseRoute]:
         if writer is None:
             raise HTTPError(409, "this server takes no outcomes: set serve.outcomes, or join.outcomes")
         with service.admission.admit() as admitted:
-            body = await service.body(request, admitted)
+            body = await read_body(service, request, admitted)
             try:
                 given = parse_outcomes(body)
                 if len(given) > service.config.max_instances:

@@ -5,28 +5,24 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from fastapi import Request
-from fastapi.responses import Response
-from starlette.requests import ClientDisconnect
 
 from streamtrain.address import Hosts
 from streamtrain.errors import OriginUnavailable, PublicationError, StreamtrainError
 from streamtrain.logs import REQUEST, LogThrottle
-from streamtrain.metrics.serving import ServingMetrics, ServingState
+from streamtrain.metrics.serving import Counts, ServingMetrics, ServingState
 from streamtrain.periodic import PeriodicTask
-from streamtrain.serve.admission import Admission, Admitted, Overloaded
+from streamtrain.serve.admission import Admission, Admitted
 from streamtrain.serve.batcher import Batcher
 from streamtrain.serve.feedback.feedback import Feedback
 from streamtrain.serve.feedback.impressions import Answered
 from streamtrain.serve.feedback.progress import Offsets, parse_offsets
 from streamtrain.serve.http.auth import Tokens
-from streamtrain.serve.http.connection import Connections
 from streamtrain.serve.http.inputs import RequestLimits
-from streamtrain.serve.http.responses import HTTPError, error_response
+from streamtrain.serve.http.responses import HTTPError
 from streamtrain.serve.http.served import Choose, ServedModel, Target
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.routing.router import Routed
@@ -100,6 +96,7 @@ class Service:
         config: how to serve.
         feedback: where impressions and outcomes go; None: nowhere.
         now: seconds since the epoch.
+        refused_connections: by reason, kept up to date by its owner, for the metrics; None: there are none.
 
     Attributes:
         models: by name.
@@ -115,11 +112,13 @@ class Service:
         config: ServingConfig,
         feedback: Feedback | None = None,
         now: Callable[[], float] = time.time,
+        *,
+        refused_connections: Counts | None = None,
     ) -> None:
         self.models, self.default, self.config = {model.name: model for model in models}, models[0], config
         self.feedback = feedback or Feedback()
         self.tokens = Tokens(config.admin_token, config.read_token)
-        self.connections = Connections(config.max_connections, config.receive_timeout)
+        self._refused_connections = refused_connections or {}
         self.admission = Admission(config.max_requests, config.max_bodies)
         self.metrics = ServingMetrics(now=now)
         self.batcher = Batcher(config.max_batch, config.max_queue, config.max_wait, observe=self.metrics.observe_batch)
@@ -223,52 +222,6 @@ class Service:
         """What a request may have; None: what it makes of what it shares is not counted with others."""
         take = admitted.take if admitted else lambda size: None
         return RequestLimits(self.config.max_instances, _GROWTH * self.config.max_body, take)
-
-    async def handle(
-        self, protocol: str, resolve: Callable[[], Target], respond: Callable[[Target, Admitted], Awaitable[Response]]
-    ) -> Response:
-        """Handles a request for predictions under admission control, and counts its response by protocol."""
-        try:
-            with self.admission.admit() as admitted:
-                response = await respond(resolve(), admitted)
-        except StreamtrainError as exc:
-            if isinstance(exc, Overloaded):
-                self.admission.count(exc)
-            response = error_response(exc)
-        self.metrics.answered(protocol, response.status_code)
-        return response
-
-    async def body(self, request: Request, admitted: Admitted | None = None) -> bytes:
-        """Reads the body of a request.
-
-        Args:
-            request: the request.
-            admitted: its admission, which counts the bytes; None: it needs none.
-
-        Raises:
-            HTTPError: 413, it is too large; 400, it is compressed; 408, the client disconnected.
-            Overloaded: the bodies of all requests together are too large.
-        """
-        headers = request.headers
-        if headers.get("content-encoding", "identity") != "identity":
-            raise HTTPError(
-                400, f"content-encoding {headers['content-encoding']!r} is not supported; send the body uncompressed"
-            )
-        size, chunks = 0, []
-        try:
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size <= self.config.max_body:
-                    if admitted is not None:
-                        admitted.take(len(chunk))
-                    chunks.append(chunk)
-                elif size > 16 * self.config.max_body:
-                    break  # up to here the rest is read, so that the client gets to read the response
-        except ClientDisconnect as exc:
-            raise HTTPError(408, "the client disconnected before the request was complete") from exc
-        if size > self.config.max_body:
-            raise HTTPError(413, f"the body is larger than {self.config.max_body} bytes")
-        return b"".join(chunks)
 
     async def predict(
         self,
@@ -416,7 +369,7 @@ class Service:
             waiting=self.batcher.waiting,
             under_way=self.admission.requests,
             shed=self.admission.refused,
-            connections=self.connections.refused,
+            connections=self._refused_connections,
             unauthorized=self.tokens.refused,
             feedback=self.feedback.state(),
         )

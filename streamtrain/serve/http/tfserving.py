@@ -24,6 +24,7 @@ from streamtrain.serve.http.inputs import (
     instances_schema,
 )
 from streamtrain.serve.http.middleware import RawRoute
+from streamtrain.serve.http.requests import answer, read_body
 from streamtrain.serve.http.responses import HTTPError, documented, json_response, request_body
 from streamtrain.serve.http.served import Target
 from streamtrain.serve.http.service import Service
@@ -261,14 +262,14 @@ def _prediction_routes(service: Service) -> list[BaseRoute]:
 
     async def predict(target: Target, request: Request, admitted: Admitted) -> Response:
         began = time.perf_counter()
-        body = await service.body(request, admitted)
+        body = await read_body(service, request, admitted)
         messages, columns = parse_messages(body, target.fields, service.limits(admitted))
         predicted, headers = await service.predict(target, messages, request.headers, began)
         return json_response(_predictions(predicted, target.model.labels, columns), 200, headers)
 
     async def classify(target: Target, request: Request, admitted: Admitted) -> Response:
         began = time.perf_counter()
-        body = await service.body(request, admitted)
+        body = await read_body(service, request, admitted)
         messages, signature = parse_examples(body, target.fields, service.limits(admitted))
         outputs = outputs_of(signature, target.model.labels)
         predicted, headers = await service.predict(target, messages, request.headers, began)
@@ -278,7 +279,7 @@ def _prediction_routes(service: Service) -> list[BaseRoute]:
 
     async def regress(target: Target, request: Request, admitted: Admitted) -> Response:
         began = time.perf_counter()
-        body = await service.body(request, admitted)
+        body = await read_body(service, request, admitted)
         messages, signature = parse_examples(body, target.fields, service.limits(admitted))
         (output,) = outputs_of(signature, target.model.labels, single=True)
         predicted, headers = await service.predict(target, messages, request.headers, began)
@@ -287,7 +288,8 @@ def _prediction_routes(service: Service) -> list[BaseRoute]:
     async def handle(
         respond: Respond, request: Request, name: str, version: str | None = None, label: str | None = None
     ) -> Response:
-        return await service.handle(
+        return await answer(
+            service,
             PROTOCOL,
             lambda: service.resolve(name, version, label),
             lambda target, admitted: respond(target, request, admitted),

@@ -212,7 +212,7 @@ def test_closed_connections_are_said_once_a_minute(caplog: pytest.LogCaptureFixt
 
 def test_limits_are_of_each_server() -> None:
     origin = origin_of(MODEL)
-    assert make_app(Registry(MODEL, origin)).state.service.connections == Connections()
+    assert make_app(Registry(MODEL, origin)).state.connections == Connections()
 
 
 def test_httpx_is_answered(url: str) -> None:
