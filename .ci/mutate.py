@@ -30,11 +30,11 @@ TESTS = {
     "train/intake.py": ["tests/train/test_intake.py"],
     "stream/buffer.py": ["tests/stream/test_buffer.py"],
     "store/checkpoint/manifest.py": ["tests/store/checkpoint/test_manifest.py"],
-    "publish/gate.py": ["tests/publish/test_gate.py"],
+    "quality/gate.py": ["tests/publish/test_gate.py"],
     "publish/shard_publisher.py": ["tests/publish/test_cluster_publisher.py", "tests/publish/test_shard_publisher.py"],
     "serve/watchdog.py": ["tests/serve/test_watchdog.py"],
-    "serve/admission.py": ["tests/serve/http/test_overload.py"],
-    "serve/http/auth.py": ["tests/serve/http/test_doors.py"],
+    "serve/service/admission.py": ["tests/serve/http/test_overload.py"],
+    "serve/service/tokens.py": ["tests/serve/http/test_doors.py"],
 }
 """By module the tests nearest to it, so that a mutant costs seconds at most."""
 

@@ -29,10 +29,11 @@ from harness.figures import table
 from streams import CATEGORICAL, NUMERIC, STREAMS, Sample
 
 import streamtrain as st
-from streamtrain.cluster.comparison import confidence_sequence
 from streamtrain.model.samples import SampleReader
 from streamtrain.ps.clock import Progress, Span
-from streamtrain.train.blocks import Block, BlockTracker, Slices, figures_of
+from streamtrain.quality.blocks import Block, Slices, figures_of
+from streamtrain.quality.comparison import confidence_sequence
+from streamtrain.train.blocks import BlockTracker
 from streamtrain.train.intake import DecodedBatch, Origins
 from streamtrain.train.trainer import BatchResult
 

@@ -24,11 +24,11 @@ from harness.models import WORKLOADS, GeneratedRows, Workload, first_weights
 from harness.processes import exit_on_sigterm, pss_mb
 from numpy.typing import NDArray
 
-from streamtrain.cli.terminal import load_tensorflow
 from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
+from streamtrain.service.start_tensorflow import load_tensorflow
 
 STAGES = ("decode", "plan", "pull", "graph")
 

@@ -43,7 +43,7 @@ from streamtrain._core import Plan
 from streamtrain.model.spec import Spec
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
-from streamtrain.serve.replica import Replica
+from streamtrain.serve.rows.replica import Replica
 from streamtrain.store.publication import Publication, PublicationStep, RowChange, Weights
 
 NEVER = "never"

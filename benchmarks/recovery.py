@@ -47,9 +47,9 @@ from streamtrain.errors import ShardError
 from streamtrain.model.spec import Spec
 from streamtrain.ps.client import any_rejected
 from streamtrain.ps.clock import Span
+from streamtrain.ps.nodes.shards import RunTemplate, Shards
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
-from streamtrain.ps.shards import RunTemplate, Shards
 from streamtrain.store.checkpoint.epochs import Epochs
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.store.redis.server import RedisServer

@@ -33,9 +33,9 @@ from harness.figures import median_ratio, table_header, table_row
 from harness.models import WORKLOADS, GeneratedRows, columns, first_weights
 from harness.processes import pss_mb
 
-from streamtrain.cli.terminal import load_tensorflow
 from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
+from streamtrain.service.start_tensorflow import load_tensorflow
 from streamtrain.settings.load import load_settings
 
 FLOOR, OURS, LOGGED = "empty endpoint", "streamtrain", "streamtrain, serve.log"
@@ -79,7 +79,7 @@ def floor(ready: Any) -> None:
     """Runs the empty endpoint."""
     from fastapi import FastAPI, Request
 
-    from streamtrain.serve.http.app import configure
+    from streamtrain.processes.server import configure
 
     app = FastAPI()
 
@@ -113,10 +113,11 @@ def _empty_service() -> grpc.GenericRpcHandler:
 
 def ours(ready: Any, workload: str, rows: int, log: str | None = None) -> None:
     """Runs the real one, with `rows` rows and the initial dense weights; `log` is the topic of impressions."""
-    from streamtrain.processes.feedback import make_feedback
-    from streamtrain.serve.http.app import Server, configure, make_app
-    from streamtrain.serve.http.service import ServingConfig
+    from streamtrain.processes.server import Server, configure
+    from streamtrain.serve.feedback.feedback import make_feedback
+    from streamtrain.serve.http.app import make_app
     from streamtrain.serve.registry import HEAD, Registry
+    from streamtrain.serve.service.service import ServingConfig
 
     load_tensorflow(1)
     model = WORKLOADS[workload].model()

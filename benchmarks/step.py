@@ -36,7 +36,7 @@ from harness.figures import WARMUP, Contestant, in_turns, median_ratio, numbered
 from harness.models import WORKLOADS, Workload, columns
 from harness.processes import SLOWEST_START, exit_on_sigterm
 
-from streamtrain.cli.terminal import load_tensorflow
+from streamtrain.service.start_tensorflow import load_tensorflow
 
 CONTESTANTS = ("plain_tf", "batch", "columns")
 LIMIT = "dense"

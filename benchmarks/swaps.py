@@ -32,9 +32,9 @@ from harness.models import KEYS, USERS, WIDTH, location, versioned, versioned_pr
 from harness.processes import Processes, Usage, exit_on_sigterm, free_ports
 
 from streamtrain._core import hash_integers
-from streamtrain.cli.terminal import load_tensorflow
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.model.spec import Spec
+from streamtrain.service.start_tensorflow import load_tensorflow
 from streamtrain.store.publication import Publication, RowChange
 from streamtrain.store.redis.dictionary import RedisDictionaries
 from streamtrain.store.redis.layout import TableSize

@@ -17,7 +17,7 @@ from streamtrain.model.model import Model
 from streamtrain.model.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from streamtrain.model.samples import REASONS
 from streamtrain.model.schema import Schema
-from streamtrain.train.progressive import Metrics, ProgressiveValidation
+from streamtrain.quality.progressive import Metrics, ProgressiveValidation
 
 __version__ = "0.1.0"
 

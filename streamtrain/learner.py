@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from streamtrain._core import birth, hash_bytes, shards_of
 from streamtrain.checkpoint.shard_state import load_shards, save_shards
 from streamtrain.errors import BadSample, ConfigError, SampleError, ShardBroken
-from streamtrain.interrupts import defer_signals
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.model.samples import FUTURE_AFTER, SampleReader, Samples
@@ -30,9 +29,10 @@ from streamtrain.ps.consistency import Async
 from streamtrain.ps.push import PushStats
 from streamtrain.ps.session import LocalSession
 from streamtrain.ps.shard import InitialState, Run, Shard
+from streamtrain.quality.progressive import Metrics, ProgressiveValidation
+from streamtrain.shutdown import defer_signals
 from streamtrain.train.advice import Advisor, Learning
 from streamtrain.train.micro import GraphCache, MicroStep
-from streamtrain.train.progressive import Metrics, ProgressiveValidation
 from streamtrain.train.step import Step
 from streamtrain.train.trainer import BatchResult, PulledBatch, Trainer
 

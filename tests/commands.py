@@ -1,7 +1,7 @@
 """Commands of streamtrain as processes. They are forked, as `up` does it: TensorFlow's import takes 5 CPU seconds.
 
 What is forked differs from what is executed only by its modules, which are imported already; see
-`streamtrain.processes.preload`. Tests of the start itself, and of what a command imports, use `subprocess`.
+`streamtrain.service.preload`. Tests of the start itself, and of what a command imports, use `subprocess`.
 """
 
 import atexit
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from streamtrain.processes.preload import CannotFork, Preloader
+from streamtrain.service.preload import CannotFork, Preloader
 
 COMMAND = [sys.executable, "-m", "streamtrain"]
 

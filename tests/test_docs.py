@@ -1,5 +1,7 @@
 """The documentation says nothing that is not there: links, tests, commands, settings, metrics, files and routes."""
 
+import ast
+import importlib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -47,6 +49,15 @@ def anchors(page: Path) -> set[str]:
     """Those that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_python_imports_what_is_there(page: Path) -> None:
+    for text in blocks(page, "python"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "streamtrain":
+                module = importlib.import_module(node.module)
+                assert not [one.name for one in node.names if not hasattr(module, one.name)], (page.name, node.module)
 
 
 @each_page

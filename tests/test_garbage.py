@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from streamtrain.garbage import freeze_heap
+from streamtrain.memory import freeze_heap
 
 
 class Ring:

@@ -3,7 +3,7 @@
 import ast
 import graphlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,10 +25,12 @@ COMMON = {
     "periodic",
     "child_process",
     "redis_client",
-    "interrupts",
-    "garbage",
+    "memory",
     "incarnation",
 }
+# What executes programs names them, and what they import, by strings.
+NAME_PROGRAMS = {PACKAGE / "service" / "preload.py", PACKAGE / "service" / "programs.py"}
+ITSELF = "…"  # in an order of floors: the modules of the folder itself
 MOST_MODULES = 15  # of a folder that one still takes in at a glance
 MOST_LINES = 60  # of a function
 MODEL_FILES = {PACKAGE / "demo" / "flights.py"}
@@ -46,15 +48,19 @@ def part_of(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def layers() -> dict[str, set[str]]:
-    """By folder what it may import; as the table of docs/architecture.md says."""
+def tables() -> list[list[str]]:
+    """The rows of the tables of layers and of floors in docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     table = text.partition("## Layers of the package")[2].partition("## ")[0]
-    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
-    return {name: set(re.findall(r"`(\w+)`", may)) for names, _, may in rows for name in re.findall(r"`(\w+)`", names)}
+    return [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
 
 
-LAYERS = layers()
+def names(text: str) -> list[str]:
+    return re.findall(rf"`(\w+|{ITSELF})`", text)
+
+
+LAYERS = {name: set(names(row[2])) for row in tables() if len(row) == 3 for name in names(row[0])}
+FLOORS = {name: names(row[1]) for row in tables() if len(row) == 2 for name in names(row[0])}
 
 
 def test_every_folder_has_a_layer() -> None:
@@ -81,6 +87,39 @@ def test_imports_run_one_way(file: Path) -> None:
         target = name.split(".")[1]
         may = COMMON | {part} | LAYERS.get(part, set())
         assert target in may, f"{file}:{node.lineno} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [f for f in SOURCES if part_of(f) not in ("__init__", "__main__", "cli") and f not in NAME_PROGRAMS],
+    ids=lambda f: str(f.relative_to(ROOT)),
+)
+def test_no_string_names_a_module_above(file: Path) -> None:
+    may = COMMON | {part_of(file)} | LAYERS.get(part_of(file), set())
+    for node in ast.walk(ast.parse(file.read_text())):
+        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        if found := re.fullmatch(r"streamtrain\.(\w+)(\.\w+)*", text):
+            assert found[1] in may, f"{file}:{node.lineno} names {text}"
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_floors_within_a_folder_are_in_order(folder: str) -> None:
+    order = FLOORS[folder]
+
+    def floor(words: Sequence[str]) -> int:
+        return order.index(words[0] if words[0] in order or (PACKAGE / folder / words[0]).is_dir() else ITSELF)
+
+    for file in (PACKAGE / folder).rglob("*.py"):
+        mine = floor(file.relative_to(PACKAGE / folder).with_suffix("").parts)
+        for name, node in imports(ast.parse(file.read_text())):
+            words = name.split(".")
+            if words[:2] == ["streamtrain", folder] and len(words) > 2:
+                assert floor(words[2:]) <= mine, f"{file}:{node.lineno} imports {name}"
+
+
+def test_folders_with_folders_have_an_order() -> None:
+    with_folders = {f.parent.parent for f in SOURCES if len(f.relative_to(PACKAGE).parts) > 2} - {PACKAGE}
+    assert {folder.name for folder in with_folders} == FLOORS.keys()
 
 
 def test_modules_do_not_import_each_other_in_circles() -> None:
@@ -133,7 +172,8 @@ def test_tensorflow_is_loaded_inside_functions(file: Path) -> None:
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
 def test_only_the_command_line_reads_the_environment(file: Path) -> None:
-    is_told = file.name == "preload.py"  # it gives what it forks the environment that the parent wants
+    # What is forked gets the environment that the parent wants; TensorFlow and XLA are told by theirs.
+    is_told = file.name in ("preload.py", "start_tensorflow.py")
     assert is_told or part_of(file) == "cli" or not re.search(r"\b(environb?|getenvb?)\b", file.read_text())
 
 

@@ -20,8 +20,8 @@ import pytest
 
 import streamtrain as stm
 from streamtrain.errors import ShardBroken
-from streamtrain.interrupts import defer_signals
 from streamtrain.ps.shard import Shard
+from streamtrain.shutdown import defer_signals
 from tests.models import make
 from tests.patience import PATIENCE
 

@@ -13,10 +13,10 @@ import streamtrain as st
 from harness.models import metrics_of
 from streamtrain.model.spec import Spec
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.shards import RunTemplate, Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
-from streamtrain.ps.rpc.server import Server
-from streamtrain.ps.shards import RunTemplate, Shards
 from streamtrain.stream.formats.factory import JsonFormat
 from streamtrain.stream.source import Listener, Stream
 from streamtrain.testing.stream import MemoryStream

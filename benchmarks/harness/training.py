@@ -21,17 +21,17 @@ from harness.models import WORKLOADS, columns
 from harness.processes import Processes, Usage, memory_of
 from streamtrain.checkpoint.cluster_checkpoint import Checkpointer
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
-from streamtrain.cli.terminal import load_tensorflow
 from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
 from streamtrain.model.samples import SampleReader
 from streamtrain.model.spec import Spec
 from streamtrain.processes.ps import PsProcess
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.shards import LocalControl, RunTemplate, Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, Retry, patiently
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.shards import LocalControl, RunTemplate, Shards
+from streamtrain.service.start_tensorflow import load_tensorflow
 from streamtrain.settings.load import load_settings
 from streamtrain.store.checkpoint.epochs import Epochs
 from streamtrain.stream.kafka.stream import KafkaStream

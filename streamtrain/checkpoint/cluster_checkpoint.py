@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ShardError, StreamtrainError
 from streamtrain.periodic import Backoff, FailureLog, PeriodicTask
 from streamtrain.ps.clock import latest
+from streamtrain.ps.nodes.shards import Control
 from streamtrain.ps.rpc import wire
-from streamtrain.ps.shards import Control
 from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit
 from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs
 from streamtrain.store.checkpoint.manifest import Kind

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
+from streamtrain.checkpoint.evolution import Evolution
 from streamtrain.checkpoint.restore import open_epochs, refuse_running, shard_addresses
 from streamtrain.checkpoint.shard_state import (
     NewModel,
@@ -15,7 +16,6 @@ from streamtrain.checkpoint.shard_state import (
     written_spec,
 )
 from streamtrain.errors import CheckpointError
-from streamtrain.model.evolution import Evolution
 from streamtrain.model.spec import Spec
 from streamtrain.store.checkpoint.checkpoint import commit
 from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs, open_chain
@@ -75,7 +75,7 @@ def evolve(
         source: directory of a checkpoint; None: the newest intact epoch at checkpoint.url.
         to: another place for checkpoints, where a cluster of its own begins; None: checkpoint.url, whose shards must be
             stopped.
-        allow: what may be lost; see `streamtrain.model.evolution.ALLOWABLE`.
+        allow: what may be lost; see `streamtrain.checkpoint.evolution.ALLOWABLE`.
 
     Raises:
         ConfigError: there is no place for checkpoints, or what would be lost is not allowed.

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from streamtrain.checkpoint.shard_map import load_shard_map
 from streamtrain.checkpoint.shard_state import check_shard_count
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError, ShardError, ShardUnavailable
+from streamtrain.ps.nodes.topology import Cluster
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl
 from streamtrain.ps.rpc.security import Security, connect, metadata
-from streamtrain.ps.topology import Cluster
 from streamtrain.settings.groups import Settings
 from streamtrain.store.checkpoint.checkpoint import CheckpointReader
 from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs

@@ -18,7 +18,7 @@ from streamtrain.checkpoint.shard_state import (
     to_row_part,
 )
 from streamtrain.errors import CheckpointError
-from streamtrain.ps.node import NO_EPOCH
+from streamtrain.ps.nodes.node import NO_EPOCH
 from streamtrain.ps.shard import Shard
 from streamtrain.store.checkpoint.checkpoint import part_digest, write_part
 from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs

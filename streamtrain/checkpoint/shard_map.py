@@ -2,24 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from streamtrain.errors import CheckpointError
-from streamtrain.store.checkpoint.storage import Directory
+from streamtrain.ps.nodes.topology import ShardMap
+from streamtrain.store.files import Directory
 
 _FILE = "slots.json"
-
-
-class ShardMap(NamedTuple):
-    """There are as many slots as shards: a key belongs to slot `shards_of(key)`.
-
-    Attributes:
-        epoch: grows with every change.
-        shards: address of the shard that has it, by slot.
-    """
-
-    epoch: int
-    shards: tuple[str, ...]
 
 
 def next_shard_map(url: str | None, shards: Sequence[str]) -> ShardMap:

@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Rows, Table, shards_of
+from streamtrain.checkpoint.evolution import Evolution, TableEvolution
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from streamtrain.model.bad_samples import Refusals
-from streamtrain.model.evolution import Evolution, TableEvolution
 from streamtrain.model.spec import Spec, shard_slice
 from streamtrain.ps.clock import Clock, Progress
 from streamtrain.ps.shard import InitialState, Run, Shard, scan_rows
 from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit, replacing, write_part
 from streamtrain.store.checkpoint.epochs import CheckpointChain, open_chain
 from streamtrain.store.checkpoint.parquet import RowPart, TablePart, Tombstones
-from streamtrain.store.checkpoint.storage import Directory
+from streamtrain.store.files import Directory
 
 if TYPE_CHECKING:
     from streamtrain.model.model import Model

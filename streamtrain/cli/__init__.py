@@ -11,17 +11,16 @@ from typer.core import TyperGroup
 from streamtrain import __version__
 from streamtrain.cli.bench import bench
 from streamtrain.cli.checkpoint import checkpoint, evolve, fork, plan, restore
-from streamtrain.cli.deadletters import deadletters
-from streamtrain.cli.demo import demo
+from streamtrain.cli.compare import compare
 from streamtrain.cli.learn import learn
 from streamtrain.cli.options import Command
-from streamtrain.cli.produce import produce
 from streamtrain.cli.publish import export, publish
 from streamtrain.cli.run import coordinator, join, ps, serve, worker
-from streamtrain.cli.status import compare, set_, status
+from streamtrain.cli.status import set_, status
+from streamtrain.cli.stream import deadletters, produce
 from streamtrain.cli.terminal import output_failed
 from streamtrain.cli.tune import tune
-from streamtrain.cli.up import up
+from streamtrain.cli.up import demo, up
 from streamtrain.cli.verify import verify
 from streamtrain.cli.versions import drop, label, promote, rollback, traffic, versions
 from streamtrain.errors import ConfigError, OriginUnavailable, SourceUnavailable, StreamtrainError

@@ -17,7 +17,8 @@ from streamtrain.cli.options import (
     Threads,
     sample_file,
 )
-from streamtrain.cli.terminal import load_tensorflow, new_table, print_json, show
+from streamtrain.cli.terminal import new_table, print_json, show
+from streamtrain.service.start_tensorflow import load_tensorflow
 
 if TYPE_CHECKING:
     from streamtrain.learner import Learner

@@ -24,12 +24,12 @@ from streamtrain.cli.options import (
 from streamtrain.cli.terminal import list_rows, new_table, print_json, show
 from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError
-from streamtrain.settings.service_file import CHECKPOINTS, differing_address, find_service
+from streamtrain.service.service_file import CHECKPOINTS, differing_address, find_service
 
 if TYPE_CHECKING:
+    from streamtrain.checkpoint.evolution import Evolution
     from streamtrain.checkpoint.restore import Listed, Restored
-    from streamtrain.model.evolution import Evolution
-    from streamtrain.processes.fork import Forked, Parent
+    from streamtrain.service.fork import Forked, Parent
     from streamtrain.settings.load import Settings
 
 Source = Annotated[
@@ -206,7 +206,7 @@ def fork(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
 
     As JSON: file, url, epoch, start, rows by table, pause_ms, seconds.
     """
-    from streamtrain.processes import fork as forking
+    from streamtrain.service import fork as forking
 
     parent = _read_parent(config)
     settings = parent.settings if model is None else parent.settings.model_copy(update={"model": model})
@@ -233,7 +233,7 @@ def _read_parent(config: Path | None) -> "Parent":
     Raises:
         ConfigError: there is none.
     """
-    from streamtrain.processes.fork import Parent
+    from streamtrain.service.fork import Parent
     from streamtrain.settings.load import load_settings
 
     settings, chosen = read_client_settings(config, None, {}), read_settings(config, None, {})

@@ -29,7 +29,7 @@ from streamtrain.cli.options import (
     sample_file,
     split_names,
 )
-from streamtrain.cli.terminal import Curve, chart, load_tensorflow, new_table, print_json
+from streamtrain.cli.terminal import Curve, chart, new_table, print_json
 from streamtrain.durations import parse_duration
 from streamtrain.errors import BadSample, ConfigError
 from streamtrain.learner import Learned, Learner
@@ -37,6 +37,7 @@ from streamtrain.model.bad_samples import BadSampleGuard, Refusals
 from streamtrain.model.features import Categorical
 from streamtrain.model.samples import Samples
 from streamtrain.model.schema import Schema
+from streamtrain.service.start_tensorflow import load_tensorflow
 
 _REFRESH = 0.25  # seconds between updates of the screen
 _FIRST_LINE = 1024  # samples; each line after it stands for twice as many
@@ -342,7 +343,7 @@ def _check_save(save: str, load: str | None, *, overwrite: bool, asks: bool) -> 
         ConfigError: there is one, and the user does not allow to replace it; or something else is there.
     """
     from streamtrain.store.checkpoint.manifest import MANIFEST
-    from streamtrain.store.checkpoint.storage import Directory
+    from streamtrain.store.files import Directory
 
     directory = Directory(save)
     if directory.local is None:

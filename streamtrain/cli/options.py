@@ -188,8 +188,8 @@ def read_client_settings(config: Path | None, setting: list[str] | None, overrid
     Raises:
         ConfigError: as `read_settings`.
     """
+    from streamtrain.service.service_file import differing_address, find_service
     from streamtrain.settings.load import load_settings
-    from streamtrain.settings.service_file import differing_address, find_service
 
     settings = read_settings(config, setting, overrides)
     service = find_service(Path(settings.up.data))
@@ -241,8 +241,8 @@ def load_required_model(settings: "Settings", threads: int) -> "LoadedModel":
     Raises:
         ConfigError: no model is set, it is not there, or its file fails.
     """
-    from streamtrain.cli.terminal import load_tensorflow
     from streamtrain.model.loader import load_model
+    from streamtrain.service.start_tensorflow import load_tensorflow
 
     location = require_model(settings)
     load_tensorflow(threads)

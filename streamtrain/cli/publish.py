@@ -20,10 +20,11 @@ from streamtrain.cli.options import (
     read_client_settings,
     resolve_actor,
 )
-from streamtrain.cli.terminal import count_rows, format_time, load_tensorflow, print_json
+from streamtrain.cli.terminal import count_rows, format_time, print_json
 from streamtrain.cli.versions import describe_version
 from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError, PublicationCorrupt, ShardUnavailable
+from streamtrain.service.start_tensorflow import load_tensorflow
 
 if TYPE_CHECKING:
     from streamtrain.settings.load import Settings
@@ -80,7 +81,7 @@ def _origin(settings: "Settings", checkpoint: str | None) -> Iterator[tuple["Ori
         saved = CheckpointOrigin(checkpoint, settings.publish.model)
         yield saved, f"the checkpoints at {saved.url}"
         return
-    from streamtrain.publish.versions import open_published_model
+    from streamtrain.publish.opening import open_published_model
     from streamtrain.store.redis.source import RedisOrigin
 
     with open_published_model(settings.publish) as published:
@@ -127,14 +128,15 @@ def publish(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
 
 
 def _import_checkpoint(settings: "Settings", url: str, who: str, why: str) -> "Publication":
-    from streamtrain.publish.versions import import_checkpoint, open_published_model
+    from streamtrain.publish.opening import open_published_model
+    from streamtrain.publish.versions import import_checkpoint
 
     with open_published_model(settings.publish) as model:
         return import_checkpoint(model, url, settings.publish.dtype, who, why)
 
 
 def _create_version(settings: "Settings", who: str, why: str, *, force: bool, seconds: float) -> "Publication":
-    from streamtrain.publish.versions import open_published_model
+    from streamtrain.publish.opening import open_published_model
     from streamtrain.store.redis.versions import RedisVersions
 
     with open_published_model(settings.publish) as model:

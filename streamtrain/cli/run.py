@@ -147,7 +147,7 @@ def coordinator(
     Training and serving continue without it. SIGTERM and SIGINT stop it after a last checkpoint.
     """
     from streamtrain.processes.coordinator import CoordinatorProcess
-    from streamtrain.ps.topology import Cluster
+    from streamtrain.ps.nodes.topology import Cluster
 
     settings = read_settings(
         config, setting, {"ps.addresses": addresses, "coordinator.listen": listen, "log.format": log_format}

@@ -32,8 +32,9 @@ from streamtrain.cli.options import (
     split_names,
 )
 from streamtrain.cli.options import Model as ModelOption
-from streamtrain.cli.terminal import WIDE, Curve, chart, load_tensorflow, new_table, print_json
-from streamtrain.train.progressive import Metrics
+from streamtrain.cli.terminal import WIDE, Curve, chart, new_table, print_json
+from streamtrain.quality.progressive import Metrics
+from streamtrain.service.start_tensorflow import load_tensorflow
 from streamtrain.tuning.candidate import Candidate, Mean
 from streamtrain.tuning.outcome import Figures, Outcome
 from streamtrain.tuning.search import Search

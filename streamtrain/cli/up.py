@@ -1,12 +1,16 @@
-"""`up`: the whole service on one machine."""
+"""`up` and `demo`: the whole service on one machine, on data of one's own or on a year of flights."""
 
+import io
 import os
+import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,20 +26,23 @@ from streamtrain.cli.options import (
     LogFormat,
     ModelSetting,
     Setting,
+    parse_assignments,
     read_settings,
     require_model,
     set_up_process_log,
     warn_without_effect,
 )
-from streamtrain.cli.terminal import load_tensorflow
-from streamtrain.errors import ConfigError
+from streamtrain.cli.terminal import print_json
+from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.logs import json_line
-from streamtrain.settings.service_file import CHECKPOINTS
+from streamtrain.service.service_file import CHECKPOINTS
+from streamtrain.service.start_tensorflow import load_tensorflow
 from streamtrain.shutdown import stop_on_signals
 
 if TYPE_CHECKING:
-    from streamtrain.processes.preload import Preloader
+    from streamtrain.service.preload import Preloader
     from streamtrain.settings.load import Settings
+
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _POLL_SECONDS = 0.5
@@ -60,11 +67,12 @@ def up(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     are run in the same folder, such as status and publish, find the service.
     """
     from streamtrain.embedded.jars import find_jars
-    from streamtrain.processes.local import check, fill_local_defaults, kept_secrets, programs
-    from streamtrain.processes.memory import has_room_for_standby
-    from streamtrain.processes.preload import Preloader
+    from streamtrain.memory import has_room_for_standby
     from streamtrain.processes.serving import listening
-    from streamtrain.processes.supervisor import Supervisor
+    from streamtrain.service.local import check, fill_local_defaults, kept_secrets
+    from streamtrain.service.preload import Preloader
+    from streamtrain.service.programs import programs
+    from streamtrain.service.supervisor import Supervisor
 
     overrides: dict[str, object] = {
         "model": model,
@@ -119,7 +127,7 @@ def _check_model(settings: "Settings") -> None:
     """
     from streamtrain.model.loader import load_model
     from streamtrain.model.spec import Spec
-    from streamtrain.processes.local import newest_spec
+    from streamtrain.service.local import newest_spec
 
     url = settings.checkpoint.url or str(Path(settings.up.data, CHECKPOINTS).resolve())
     location = require_model(settings)
@@ -149,8 +157,8 @@ def _check_model_apart(
     Raises:
         ConfigError: it cannot be built, or does not fit.
     """
-    from streamtrain.processes.local import newest_spec
-    from streamtrain.processes.preload import start_preloaded
+    from streamtrain.service.local import newest_spec
+    from streamtrain.service.preload import start_preloaded
 
     assert settings.checkpoint.url is not None
     if newest_spec(settings.checkpoint.url) is None:
@@ -220,3 +228,143 @@ class JsonLog(Log):
             line = json_line(name, line)
         with self._lock:
             print(line, flush=True)
+
+
+NAME = "flights"
+
+_LAST_LINES = 20
+
+
+def demo(
+    for_: Annotated[
+        float | None, typer.Option("--for", metavar="SECONDS", help="Stop this long after the first prediction.")
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Flights per second.")] = 2000.0,
+    setting: Setting = None,
+    log_format: LogFormat = None,
+) -> None:
+    """Run the whole service on a year of real flights: will a flight arrive more than 15 minutes late?
+
+    Works like `up`, in a temporary folder, on Kafka if its jars are on this machine, else on the embedded stream. Of
+    settings, only --set is used. Flights happen when they are written to the stream, while a simulated client requests
+    predictions; a version is made, promoted and rolled back. Stops on Ctrl-C or --for, but not before the rollback.
+
+    Ends with a line of JSON: samples learned; samples_per_s since the first flight; auc of the latest 100,000 samples
+    of each worker, predicted before they were learned; freshness_ms_p99, from writing a flight to a prediction by a
+    head that has learned it (x-min-offset), for about one flight a second; version, the number of the version made.
+    """
+    from streamtrain.demo.show import Show
+    from streamtrain.demo.stream import find_flights
+    from streamtrain.memory import has_room_for_standby
+    from streamtrain.processes.serving import listening
+    from streamtrain.service.local import check, kept_secrets
+    from streamtrain.service.programs import programs
+    from streamtrain.service.supervisor import Supervisor
+
+    setting = [*(setting or []), *([f"log.format={log_format}"] if log_format else [])]
+    with ExitStack() as stack:
+        folder = tempfile.TemporaryDirectory(prefix="streamtrain-demo-", ignore_cleanup_errors=True)
+        settings, given, defaults = _settings(stack.enter_context(folder), setting)
+        set_up_process_log(settings, "demo")
+        find_flights()
+        if not rate > 0:
+            raise ConfigError(f"--rate must be above 0 flights per second, not {rate:g}")
+        is_json = settings.log.format == "json"
+        console = Console(file=_JsonLines(), soft_wrap=True) if is_json else Console(stderr=True, highlight=False)
+        check(settings, defaults)
+        sockets = stack.enter_context(listening(settings.serve))
+        stopped = stop_on_signals()
+        log = LogFile(is_json=is_json)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("STREAMTRAIN_")}
+        inherited["TMPDIR"] = folder.name  # TensorFlow leaves files there if its process is killed
+        file = stack.enter_context(kept_secrets(settings, defaults))
+        kept = [text for text in setting if text.partition("=")[0] not in defaults]
+        options = ["--config", os.devnull, *(part for text in kept for part in ("--set", text))]
+        processes = programs(settings, given, options, inherited, sockets)
+        supervisor = Supervisor(processes, log.write, has_room=has_room_for_standby)
+        console.print(f"streaming a year of flights out of New York; log of all processes: {log.path}")
+        console.print(f"run commands with its settings: streamtrain status --config {file}", markup=False)
+        try:
+            supervisor.start()
+            figures = Show(settings, console, stopped, supervisor.check).run(rate, for_)
+        except StreamtrainError:
+            console.print(f"the last lines of the log:\n{log.end()}", markup=False)
+            raise
+        finally:
+            console.print("stopping all processes, workers first")
+            supervisor.stop()
+    print_json(figures)
+
+
+def _settings(folder: str, setting: list[str]) -> tuple["Settings", dict[str, str], dict[str, str]]:
+    """The settings; by key, the values that --set does not give; and those among them that are local defaults."""
+    from streamtrain.address import reserve_port
+    from streamtrain.embedded.jars import find_jars
+    from streamtrain.service.local import fill_local_defaults
+
+    chosen = parse_assignments(setting)
+    if fixed := {"model", "publish.model"} & chosen.keys():
+        raise ConfigError(f"the demo does not take {min(fixed)}: run your own models with streamtrain up")
+    flights = Path(__file__).parents[1] / "demo" / "flights.py"
+    own = {
+        "model": f"{flights}:model",
+        "publish.model": NAME,
+        "stream.topic": f"{NAME}-{secrets.token_hex(4)}",
+        "checkpoint.every": "10s",
+        "serve.listen": f"127.0.0.1:{reserve_port(8501)}",
+        "serve.admin_token": secrets.token_urlsafe(12),
+        "serve.processes": "2",
+        "up.data": folder,
+    }
+    own = {key: value for key, value in own.items() if key not in chosen}
+
+    def read(more: dict[str, str]) -> "Settings":
+        from streamtrain.settings.load import load_settings
+
+        return load_settings(Path(os.devnull), {}, chosen | own | more)
+
+    settings = read({})
+    defaults = fill_local_defaults(settings, kafka=find_jars(settings.up.kafka) is not None)
+    return read(defaults), own | defaults, defaults
+
+
+class LogFile:
+    """The log of all processes, in a file that is kept. Thread-safe.
+
+    Args:
+        is_json: whether its lines are JSON, like those of the processes.
+    """
+
+    def __init__(self, *, is_json: bool = False) -> None:
+        self._is_json = is_json
+        number, self.path = tempfile.mkstemp(prefix="streamtrain-demo-", suffix=".log")
+        self._file = os.fdopen(number, "w", buffering=1)
+        self._lock = threading.Lock()
+
+    def write(self, name: str, line: str) -> None:
+        """Writes a line of a process."""
+        if not self._is_json:
+            line = f"{datetime.now():%H:%M:%S} {name:<11} {line}"
+        elif not line.startswith("{"):
+            line = json_line(name, line)
+        with self._lock:
+            self._file.write(f"{line}\n")
+
+    def end(self) -> str:
+        """Its last lines."""
+        return "\n".join(Path(self.path).read_text().splitlines()[-_LAST_LINES:])
+
+
+class _JsonLines(io.StringIO):
+    """Output for people, as lines of JSON on standard error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._partial = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._partial = (self._partial + text).split("\n")
+        for line in lines:
+            if line.strip():
+                sys.stderr.write(f"{json_line('demo', line)}\n")
+        return len(text)

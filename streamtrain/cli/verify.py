@@ -22,9 +22,10 @@ from streamtrain.cli.options import (
     require_model,
     sample_file,
 )
-from streamtrain.cli.terminal import count_rows, load_tensorflow, new_table, print_json, show
+from streamtrain.cli.terminal import count_rows, new_table, print_json, show
 from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError, StreamtrainError
+from streamtrain.service.start_tensorflow import load_tensorflow
 
 if TYPE_CHECKING:
     from streamtrain.model.model import Model
@@ -206,7 +207,7 @@ def _origin(settings: "Settings") -> Iterator["Origin | None"]:
     if settings.publish.url is None:
         yield None
         return
-    from streamtrain.publish.versions import open_published_model
+    from streamtrain.publish.opening import open_published_model
     from streamtrain.store.redis.source import RedisOrigin
 
     with open_published_model(settings.publish) as model:

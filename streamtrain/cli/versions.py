@@ -237,7 +237,7 @@ def traffic(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     if len(given) < len(weights or []):
         raise ConfigError("every arm has one weight")
     settings = read_client_settings(config, setting, {})
-    from streamtrain.publish.versions import open_published_model
+    from streamtrain.publish.opening import open_published_model
     from streamtrain.store.redis.traffic import RedisTraffic
 
     with open_published_model(settings.publish) as model:
@@ -295,7 +295,7 @@ def drop(
 
 @contextmanager
 def _open_versions(settings: "Settings") -> "Iterator[RedisVersions]":
-    from streamtrain.publish.versions import open_published_model
+    from streamtrain.publish.opening import open_published_model
     from streamtrain.store.redis.versions import RedisVersions
 
     with open_published_model(settings.publish) as model:

@@ -17,82 +17,31 @@ import numpy as np
 
 from streamtrain._core import shards_of
 from streamtrain.checkpoint.cluster_checkpoint import Checkpointer, CheckpointInfo, CheckpointSchedule
-from streamtrain.checkpoint.shard_map import ShardMap
 from streamtrain.cluster.history import History
-from streamtrain.cluster.members import Member, Members
-from streamtrain.cluster.quality import QualityAggregator
+from streamtrain.cluster.members import SERVER, WORKER, Member, Members
+from streamtrain.cluster.quality import ProbePublisher, QualityAggregator
 from streamtrain.cluster.rates import RateChange, change_rates, rates_to_json
 from streamtrain.cluster.status import StreamLag, poll_shard, samples_of, shard_to_json, watermark_of
 from streamtrain.errors import CheckpointError, PublicationError, ShardError, ShardRefused
-from streamtrain.logs import LogThrottle
 from streamtrain.periodic import Backoff, PeriodicTask
+from streamtrain.ps.nodes.shards import Control
+from streamtrain.ps.nodes.topology import ShardMap
 from streamtrain.ps.shard import Row
-from streamtrain.ps.shards import Control
 from streamtrain.publish.cluster_publisher import Publications, PublicationSchedule
-from streamtrain.publish.comparison import HeadComparison
+from streamtrain.publish.head_check import HeadComparison
 from streamtrain.publish.lease import Lease
+from streamtrain.publish.opening import open_dictionaries
 from streamtrain.publish.versions import DecisionKeeper, VersionSchedule
-from streamtrain.settings.groups import PublishSettings, Settings
+from streamtrain.settings.groups import Settings
 from streamtrain.shutdown import step
 from streamtrain.store.checkpoint.epochs import Epochs
 from streamtrain.store.publication import Publication
-from streamtrain.store.redis.dictionary import RedisDictionaries
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.store.redis.versions import RedisVersions
 
 logger = logging.getLogger(__name__)
 
-_PROBES_EVERY = 10.0  # seconds
-_PROBE_GROUPS = 16  # kept in Redis
-
-
-class ProbePublisher:
-    """Publishes the probes of workers next to the model: the latest groups, in a ring. Used by one thread at a time.
-
-    Args:
-        quality: receives them.
-        model: where they are published.
-        now: monotonic seconds.
-    """
-
-    def __init__(
-        self, quality: QualityAggregator, model: RedisModel, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._quality, self._model, self._now = quality, model, now
-        self._throttle = LogThrottle()
-        self._due, self._next = now(), 0
-
-    def publish(self) -> None:
-        """Publishes what has been received, if it is due. After a failure, what is received later is published."""
-        if self._now() < self._due:
-            return
-        probes = self._quality.take_probes(_PROBE_GROUPS)
-        if not probes:
-            return
-        self._due = self._now() + _PROBES_EVERY
-        try:
-            self._model.keep_probes({(self._next + i) % _PROBE_GROUPS: group for i, group in enumerate(probes)})
-        except PublicationError as exc:  # what was published before is still there
-            if times := self._throttle.allow():
-                logger.warning("publishing samples for the watchdogs of servers failed %d times: %s", times, exc)
-            return
-        self._next += len(probes)
-
-
-def open_redis(settings: PublishSettings) -> RedisServer | None:
-    """The Redis to which the model is published; None: publish.url is not set."""
-    return RedisServer(settings.url, cluster=settings.cluster) if settings.url else None
-
-
-def open_dictionaries(redis: RedisServer, settings: PublishSettings) -> RedisDictionaries:
-    """The dictionaries of the published model."""
-    return RedisDictionaries(RedisModel(redis, settings.model), log_bytes=settings.log_bytes)
-
-
-WORKER, SERVER = "worker", "server"
-POLL_SECONDS = 2.0
-"""Timeout of a poll: a shard that does not answer within it is `away`."""
 
 _POLL_EVERY = 1.0
 _POINT_EVERY = 2.0

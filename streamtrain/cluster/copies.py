@@ -6,7 +6,7 @@ from collections.abc import Callable
 from streamtrain.errors import ShardError, ShardRefused, SourceError, SourceRefused
 from streamtrain.incarnation import Incarnation
 from streamtrain.periodic import PeriodicTask
-from streamtrain.ps.shards import Shards
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.stream.source import Stream
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamtrain.errors import CheckpointError
 from streamtrain.periodic import PeriodicTask
-from streamtrain.store.checkpoint.storage import Directory
+from streamtrain.store.files import Directory
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,8 @@ from streamtrain.errors import ShardRefused
 
 logger = logging.getLogger(__name__)
 
+WORKER, SERVER = "worker", "server"
+
 LEASE = 5.0
 """Seconds after its last heartbeat that a process stays a member."""
 

@@ -9,11 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import streamtrain.cluster.coordinator_pb2 as pb
-from streamtrain.errors import ShardRefused, StreamtrainError
-from streamtrain.model.probes import MOST_BYTES as MOST_PROBE_BYTES
-from streamtrain.train.progressive import BINS, Metrics, Sums
+from streamtrain.errors import PublicationError, ShardRefused, StreamtrainError
+from streamtrain.logs import LogThrottle
+from streamtrain.quality.probes import MOST_BYTES as MOST_PROBE_BYTES
+from streamtrain.quality.progressive import BINS, Metrics, Sums
+from streamtrain.store.redis.model import RedisModel
 
 logger = logging.getLogger(__name__)
+
+_PROBES_EVERY = 10.0  # seconds
+_PROBE_GROUPS = 16  # kept in Redis
 
 Figures = dict[str, dict[str, float | None]]
 
@@ -49,7 +54,7 @@ class QualityAggregator:
         Args:
             worker: its name.
             windows: a `LabelWindow` of schemas/coordinator.proto for each label.
-            probes: samples that it has learned (model/probes.py), for servers to try what they serve with; b"": none.
+            probes: samples that it has learned (quality/probes.py), for servers to try what they serve with; b"": none.
 
         Raises:
             ShardRefused: they are damaged, or too large.
@@ -222,3 +227,36 @@ def merge_windows(windows: Iterable[Mapping[str, Sums]]) -> dict[str, Metrics]:
         for label, sums in window.items():
             merged.setdefault((label, sums.binary), Sums(sums.binary)).merge(sums)
     return {label: sums.metrics() for (label, _), sums in merged.items()}
+
+
+class ProbePublisher:
+    """Publishes the probes of workers next to the model: the latest groups, in a ring. Used by one thread at a time.
+
+    Args:
+        quality: receives them.
+        model: where they are published.
+        now: monotonic seconds.
+    """
+
+    def __init__(
+        self, quality: QualityAggregator, model: RedisModel, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._quality, self._model, self._now = quality, model, now
+        self._throttle = LogThrottle()
+        self._due, self._next = now(), 0
+
+    def publish(self) -> None:
+        """Publishes what has been received, if it is due. After a failure, what is received later is published."""
+        if self._now() < self._due:
+            return
+        probes = self._quality.take_probes(_PROBE_GROUPS)
+        if not probes:
+            return
+        self._due = self._now() + _PROBES_EVERY
+        try:
+            self._model.keep_probes({(self._next + i) % _PROBE_GROUPS: group for i, group in enumerate(probes)})
+        except PublicationError as exc:  # what was published before is still there
+            if times := self._throttle.allow():
+                logger.warning("publishing samples for the watchdogs of servers failed %d times: %s", times, exc)
+            return
+        self._next += len(probes)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from streamtrain.errors import ConfigError
 from streamtrain.model.spec import Rates, Spec
-from streamtrain.ps.shards import Control
+from streamtrain.ps.nodes.shards import Control
 
 
 class RateChange(NamedTuple):

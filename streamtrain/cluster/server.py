@@ -8,15 +8,13 @@ from concurrent import futures
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import ServiceDescriptor
 
 import streamtrain.cluster.coordinator_pb2 as pb
-from streamtrain.cluster.coordinator import SERVER, WORKER, Coordinator
-from streamtrain.cluster.members import LEASE
+from streamtrain.cluster.client import SERVICE
+from streamtrain.cluster.coordinator import Coordinator
+from streamtrain.cluster.members import LEASE, SERVER, WORKER
 from streamtrain.errors import ShardRefused
-from streamtrain.ps.rpc.server import server_options, service_handler
-
-SERVICE: ServiceDescriptor = pb.DESCRIPTOR.services_by_name["Coordinator"]
+from streamtrain.ps.rpc.services import server_options, service_handler
 
 _THREADS = 16
 _MESSAGE_BYTES = 8 << 20

@@ -9,9 +9,14 @@ from typing import Any
 
 from streamtrain.errors import ShardError, TopicMissing
 from streamtrain.periodic import Backoff, PeriodicTask
+from streamtrain.ps.nodes.shards import Control
 from streamtrain.ps.rpc import wire
-from streamtrain.ps.shards import Control
 from streamtrain.stream.source import Bounds
+
+POLL_SECONDS = 2.0
+
+"""Timeout of a poll: a shard that does not answer within it is `away`."""
+
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 
-from streamtrain.demo.traffic import Traffic, happened, instance
+from streamtrain.demo.stream import Traffic, happened, instance
 from streamtrain.errors import SourceUnavailable
 from streamtrain.serve.client import HEAD, Endpoint, EndpointError
 from streamtrain.stream.source import Stream, Writer

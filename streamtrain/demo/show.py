@@ -16,11 +16,10 @@ from rich.table import Table
 
 from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.demo.clients import ClientStats, FreshnessProbe, predict
-from streamtrain.demo.stream import flights
-from streamtrain.demo.traffic import FLIGHTS, Traffic, blocks, instance
+from streamtrain.demo.stream import FLIGHTS, Traffic, blocks, flights, instance
 from streamtrain.errors import PublicationError, ShardError, SourceUnavailable, StreamtrainError
 from streamtrain.ps.rpc.security import Security
-from streamtrain.publish.versions import open_published_model
+from streamtrain.publish.opening import open_published_model
 from streamtrain.serve.client import Endpoint, EndpointError
 from streamtrain.settings.groups import Settings
 from streamtrain.store.redis.versions import RedisVersions

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 from streamtrain.address import check_free, free_port
 from streamtrain.child_process import start_child
 from streamtrain.embedded.jars import VERSION, cache_folder, class_archive, find_java, jars_folder, last_lines, resolve
-from streamtrain.embedded.password import make_password
+from streamtrain.embedded.server import make_password
 from streamtrain.errors import ConfigError, SourceUnavailable
 
 # Tuned for one broker on one machine: little memory, few threads, quick to start.

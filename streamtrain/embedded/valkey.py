@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from streamtrain.address import check_free, free_port, redacted
 from streamtrain.child_process import start_child
-from streamtrain.embedded.password import make_password
+from streamtrain.embedded.server import make_password
 from streamtrain.errors import ConfigError, SourceUnavailable
 
 _HOST = "127.0.0.1"

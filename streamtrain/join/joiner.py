@@ -21,8 +21,14 @@ from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceR
 from streamtrain.join.buffer import Buffer, Memory
 from streamtrain.join.engine import Label, Rules
 from streamtrain.join.messages import MessageReader
-from streamtrain.join.partition import Committed, JoinedPartition
-from streamtrain.join.progress import from_metadata, sample_of_metadata, to_metadata, topic_of_metadata
+from streamtrain.join.partition import (
+    Committed,
+    JoinedPartition,
+    from_metadata,
+    sample_of_metadata,
+    to_metadata,
+    topic_of_metadata,
+)
 from streamtrain.periodic import Backoff, retry
 from streamtrain.settings.groups import JoinSettings, Settings
 from streamtrain.stream.dead_letters import SUFFIX

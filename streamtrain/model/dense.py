@@ -87,7 +87,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightInfo:
-    """What a weight stands for: by this, weights of another graph are recognized (model/evolution.py).
+    """What a weight stands for: by this, weights of another graph are recognized (checkpoint/evolution.py).
 
     Attributes:
         layer: its layer. One that Keras has numbered has a number by its position in the graph, such as dense_1; that
@@ -141,7 +141,7 @@ def describe_weights(model: "keras.Model", labels: Sequence[str], variables: Seq
 class _Graph:
     """Which operation gives which tensor, and what the columns of tensors stand for.
 
-    Only advice for model/evolution.py comes of it, so it never fails: what is not known is left out.
+    Only advice for checkpoint/evolution.py comes of it, so it never fails: what is not known is left out.
     """
 
     def __init__(self, model: "keras.Model", labels: Sequence[str]) -> None:

@@ -84,7 +84,7 @@ class Spec:
         statistics: shapes of the graph's non-trainable float weights, in their order.
         dense_optimizer: the native core's settings.
         about: what the parts of the model stand for, by which a changed model is compared with what was learned
-            (model/evolution.py): "features" and "labels" of the schema, "weights", "statistics" and "mixes" of the
+            (checkpoint/evolution.py): "features" and "labels" of the schema, "weights", "statistics" and "mixes" of the
             graph, and "embedding_optimizer", that of tables without one of their own. Empty in what earlier releases
             wrote.
         constants: shapes of its non-trainable float weights that do not change, which shards do not keep.

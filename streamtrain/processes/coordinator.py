@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamtrain.checkpoint.shard_map import next_shard_map
-from streamtrain.cluster.coordinator import POLL_SECONDS, SERVER, WORKER, Coordinator, open_redis
+from streamtrain.cluster.coordinator import Coordinator
+from streamtrain.cluster.members import SERVER, WORKER
 from streamtrain.cluster.server import CoordinatorServer
-from streamtrain.cluster.status import StreamLag
+from streamtrain.cluster.status import POLL_SECONDS, StreamLag
 from streamtrain.errors import ConfigError
-from streamtrain.garbage import freeze_heap
-from streamtrain.metrics.coordinator import CoordinatorMetrics, CoordinatorState
+from streamtrain.memory import freeze_heap
+from streamtrain.metrics.cluster import CoordinatorMetrics, CoordinatorState
 from streamtrain.metrics.registry import Endpoint, process_registry, serve
 from streamtrain.processes.ps import read_lead
+from streamtrain.ps.nodes.topology import connect_shards
 from streamtrain.ps.replication.failover import open_control
 from streamtrain.ps.rpc.control import RemoteControl
 from streamtrain.ps.rpc.security import Security, authenticate, listen, metadata
-from streamtrain.ps.topology import connect_shards
+from streamtrain.publish.opening import open_redis
 from streamtrain.settings.groups import Settings
 from streamtrain.shutdown import step
 from streamtrain.stream.opening import open_stream

@@ -7,28 +7,29 @@ from collections.abc import Callable, Sequence
 
 import streamtrain.ps.rpc.ps_pb2 as pb
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
-from streamtrain.checkpoint.shard_map import ShardMap
-from streamtrain.cluster.coordinator import POLL_SECONDS, Coordinator, open_dictionaries, open_redis
-from streamtrain.cluster.server import SERVICE as COORDINATOR_SERVICE
+from streamtrain.cluster.client import SERVICE as COORDINATOR_SERVICE
+from streamtrain.cluster.coordinator import Coordinator
 from streamtrain.cluster.server import CoordinatorServicer
+from streamtrain.cluster.status import POLL_SECONDS
 from streamtrain.errors import ConfigError, ShardError, ShardRefused, ShardUnavailable
-from streamtrain.garbage import freeze_heap
+from streamtrain.memory import freeze_heap
+from streamtrain.metrics.cluster import LeadState, ShardMetrics, ShardState
 from streamtrain.metrics.registry import Endpoint, process_registry, serve
-from streamtrain.metrics.shard import LeadState, ShardMetrics, ShardState
 from streamtrain.ps.bulk import BulkSynchronous
 from streamtrain.ps.consistency import Async, Bounded, Consistency
-from streamtrain.ps.node import NO_EPOCH, Node
+from streamtrain.ps.nodes.node import NO_EPOCH, Node
+from streamtrain.ps.nodes.server import Server, status_of
+from streamtrain.ps.nodes.shards import Control, LocalControl
+from streamtrain.ps.nodes.topology import ShardMap, check_backups, connect_shards
 from streamtrain.ps.replication.failover import open_control
 from streamtrain.ps.replication.primary import Peer
 from streamtrain.ps.replication.roles import NodeState, Pairing
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
 from streamtrain.ps.rpc.security import Security, authenticate, connect, listen, metadata
-from streamtrain.ps.rpc.server import Server, status_of
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.shards import Control, LocalControl
-from streamtrain.ps.topology import check_backups, connect_shards
 from streamtrain.publish.lease import LeaseWatch
+from streamtrain.publish.opening import open_dictionaries, open_redis
 from streamtrain.publish.shard_publisher import ShardPublisher
 from streamtrain.settings.groups import ConsistencySettings, Settings
 from streamtrain.shutdown import step

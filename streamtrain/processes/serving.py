@@ -16,22 +16,24 @@ from typing import Any
 
 from streamtrain.address import Hosts, parse_address
 from streamtrain.cluster.client import CoordinatorClient, Heartbeat
-from streamtrain.cluster.comparison import ComparisonReader
-from streamtrain.cluster.coordinator import SERVER
+from streamtrain.cluster.members import SERVER
 from streamtrain.errors import ConfigError
+from streamtrain.memory import has_room_for_standby
 from streamtrain.metrics import registry as endpoint
 from streamtrain.model.model import Model
-from streamtrain.processes.feedback import make_feedback
-from streamtrain.processes.memory import has_room_for_standby
-from streamtrain.processes.supervisor import Program, Supervisor, replicate
+from streamtrain.processes.server import serve
 from streamtrain.ps.rpc.security import Security
 from streamtrain.publish.versions import VersionControl
+from streamtrain.quality.comparison import ComparisonReader
+from streamtrain.serve.feedback.feedback import make_feedback
 from streamtrain.serve.follower import RegistryUpdater
-from streamtrain.serve.http.app import make_app, serve
-from streamtrain.serve.http.service import ServingConfig
+from streamtrain.serve.http.app import make_app
 from streamtrain.serve.leases import VersionLeases
 from streamtrain.serve.predictor import WARM_SIZES
 from streamtrain.serve.registry import HEAD, Registry, Version
+from streamtrain.serve.service.service import ServingConfig
+from streamtrain.service.programs import Program, replicate
+from streamtrain.service.supervisor import Supervisor
 from streamtrain.settings.groups import PublishSettings, ServeSettings, Settings
 from streamtrain.store.checkpoint.source import CheckpointOrigin
 from streamtrain.store.publication import PROD

@@ -9,28 +9,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from streamtrain.cluster.blocks import BlockWriter
 from streamtrain.cluster.client import CoordinatorClient, Heartbeat, coordinator_targets
-from streamtrain.cluster.coordinator import WORKER
 from streamtrain.cluster.copies import CopyWatch
+from streamtrain.cluster.members import WORKER
 from streamtrain.cluster.quality import QualityReporter
 from streamtrain.errors import ConfigError, OffsetGone, ShardUnavailable, SourceUnavailable
-from streamtrain.garbage import freeze_heap
 from streamtrain.incarnation import Incarnation
+from streamtrain.memory import freeze_heap
 from streamtrain.metrics.registry import serve
 from streamtrain.metrics.worker import WorkerMetrics
 from streamtrain.model.model import Model
-from streamtrain.model.probes import encode_probes
 from streamtrain.model.spec import Spec
 from streamtrain.periodic import retry
 from streamtrain.processes.ps import PsProcess
 from streamtrain.ps.clock import Clock
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.shards import RunTemplate, Shards
+from streamtrain.ps.nodes.topology import check_backups, connect_shards
 from streamtrain.ps.replication.failover import TargetPair
 from streamtrain.ps.rpc.control import Retry, Target, patiently
 from streamtrain.ps.rpc.security import Security, metadata
-from streamtrain.ps.shards import RunTemplate, Shards
-from streamtrain.ps.topology import check_backups, connect_shards
+from streamtrain.quality.block_writer import BlockWriter
+from streamtrain.quality.blocks import Slices
+from streamtrain.quality.probes import encode_probes
+from streamtrain.quality.progressive import ProgressiveValidation
 from streamtrain.settings.groups import Settings, StreamSettings
 from streamtrain.store.redis.blocks import BlockLog, RedisBlocks
 from streamtrain.store.redis.server import RedisServer
@@ -39,11 +41,10 @@ from streamtrain.stream.dead_letters import DeadLetters
 from streamtrain.stream.formats.factory import Format, make_format
 from streamtrain.stream.opening import TopicWatch, open_stream, resolve_start_offsets, topic_recreated, wait_for_topic
 from streamtrain.stream.standstill import StandstillWatch
-from streamtrain.train.blocks import BlockTracker, Slices
+from streamtrain.train.blocks import BlockTracker
 from streamtrain.train.intake import StreamIntake
 from streamtrain.train.loop import Loop, LoopConfig
 from streamtrain.train.micro import describe_steps
-from streamtrain.train.progressive import ProgressiveValidation
 from streamtrain.train.warmup import Warmup
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from streamtrain.errors import (
 )
 from streamtrain.model.spec import Spec
 from streamtrain.periodic import Backoff, FailureLog, PeriodicTask
+from streamtrain.ps.nodes.shards import Control
 from streamtrain.ps.rpc import wire
-from streamtrain.ps.shards import Control
-from streamtrain.publish.comparison import HeadComparison, compare
-from streamtrain.publish.gate import Baseline, Figures, check_gate
+from streamtrain.publish.head_check import HeadComparison, compare
 from streamtrain.publish.lease import SECONDS, Lease
+from streamtrain.quality.gate import Baseline, Figures, check_gate
 from streamtrain.settings.groups import GateSettings
 from streamtrain.store.publication import Publication
 from streamtrain.store.redis.buckets import Buckets

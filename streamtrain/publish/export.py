@@ -22,7 +22,7 @@ from streamtrain.model.spec import Spec
 from streamtrain.ps.shard import scan_rows
 from streamtrain.publish.lookup_graph import Rows, write_lookup_graph
 from streamtrain.store.checkpoint.parquet import write_embeddings
-from streamtrain.store.checkpoint.storage import Directory, FileFacts, Output
+from streamtrain.store.files import Directory, FileFacts, Output
 from streamtrain.store.publication import Origin, Publication, RowChange, Weights
 
 logger = logging.getLogger(__name__)

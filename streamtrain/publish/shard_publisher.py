@@ -20,7 +20,7 @@ _MOST_TOKENS = 1000
 
 
 class ShardPublisher:
-    """See `Publisher` of ps/node.py; of one shard.
+    """See `Publisher` of ps/nodes/node.py; of one shard.
 
     What changes is followed from the first full publication on. What was read of it is kept in mind until the head
     names the token under which it was written: only that says that it was committed. A number does not, as several

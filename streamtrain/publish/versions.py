@@ -2,40 +2,19 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from streamtrain.errors import ConfigError, PublicationCorrupt
 from streamtrain.model.spec import Spec
 from streamtrain.periodic import Backoff, PeriodicTask
-from streamtrain.publish.gate import Figures, check_gate, gate_faults
-from streamtrain.settings.groups import GateSettings, PublishSettings
+from streamtrain.quality.gate import Figures, check_gate, gate_faults
+from streamtrain.settings.groups import GateSettings
 from streamtrain.store.checkpoint.source import CheckpointOrigin
 from streamtrain.store.publication import ANY, PROD, Publication
 from streamtrain.store.redis.model import RedisModel
-from streamtrain.store.redis.server import RedisServer
 from streamtrain.store.redis.versions import RedisVersions, import_version
 
 logger = logging.getLogger(__name__)
-
-
-@contextmanager
-def open_published_model(settings: PublishSettings) -> Iterator[RedisModel]:
-    """The model in Redis that settings name; its connections end with the block.
-
-    Raises:
-        ConfigError: they name none.
-    """
-    if settings.url is None:
-        raise ConfigError(
-            "publish.url is not set, and `streamtrain up` does not run in this folder: "
-            "give --set publish.url=redis://host:port"
-        )
-    server = RedisServer(settings.url, cluster=settings.cluster)
-    try:
-        yield RedisModel(server, settings.model)
-    finally:
-        server.close()
 
 
 def import_checkpoint(model: RedisModel, url: str, dtype: str, who: str, why: str = "") -> Publication:

@@ -8,18 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Plan, Planner, hash_bytes
-from streamtrain.errors import SampleError, StreamtrainError
+from streamtrain.errors import SampleError
 from streamtrain.model.features import Categorical
 from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader
+from streamtrain.serve.errors import TooManyIds
 from streamtrain.serve.predictor import Predictor
 from streamtrain.store.publication import Floats, Publication
 
 MAX_IDS = 1024
-
-
-class TooManyIds(StreamtrainError):
-    """A sample has too many ids to be explained."""
 
 
 class Row(NamedTuple):

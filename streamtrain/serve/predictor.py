@@ -11,10 +11,10 @@ from streamtrain.errors import BadSample, PublicationCorrupt, PublicationError, 
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader, Samples
-from streamtrain.serve.cache import Cache
 from streamtrain.serve.graph import Graph
-from streamtrain.serve.replica import Replica
-from streamtrain.serve.row_store import RowStore, View
+from streamtrain.serve.rows.cache import Cache
+from streamtrain.serve.rows.replica import Replica
+from streamtrain.serve.rows.row_store import RowStore, View
 from streamtrain.store.publication import Floats, LookupOrigin, Origin, Publication, PublicationStep
 
 _MAX_SAMPLES = 1 << 20

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from streamtrain.errors import PublicationError
 from streamtrain.logs import LogThrottle
 from streamtrain.model.batch import Batch
-from streamtrain.model.probes import decode_probes
+from streamtrain.quality.probes import decode_probes
 from streamtrain.serve.predictor import Predictor
 from streamtrain.serve.registry import HEAD, Version
 from streamtrain.serve.selection import Selection
@@ -45,7 +45,7 @@ class Anomaly(NamedTuple):
 class Watchdog:
     """Predicts probes with what is served, and compares the predictions with those of what was served before.
 
-    Probes are samples of the stream (model/probes.py). Requests are not used: inputs for which a good version has no
+    Probes are samples of the stream (quality/probes.py). Requests are not used: inputs for which a good version has no
     finite prediction are easy to find, and clients must not be able to cause a rollback.
 
     A version is rolled back at most once; promoting it again is taken as intent. A version older than the one served

@@ -173,7 +173,7 @@ class ProbedOrigin(Origin, Protocol):
     """An origin that also keeps samples of the stream, with which servers probe what they serve."""
 
     def probes(self) -> list[bytes]:
-        """Groups of samples, in the format of model/probes.py."""
+        """Groups of samples, in the format of quality/probes.py."""
 
 
 class LookupResult(NamedTuple):

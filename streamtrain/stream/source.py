@@ -4,10 +4,11 @@ A topic has partitions 0 to n - 1. A message has an offset in its partition, whi
 have gaps. A position is always the offset of the next message, never of the last one.
 
 Implementations translate foreign errors into `SourceError`, wait for an unreachable service by themselves, and log one
-line when it becomes unreachable and one when it is reachable again.
+line when it becomes unreachable and one when it is reachable again. For services that do not assign partitions to the
+members of a group, `assign_partitions` does.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from streamtrain.incarnation import Incarnation
@@ -247,3 +248,32 @@ class Stream(Protocol):
         Another topic is created if it is missing, with as many partitions, and takes messages as large as this one's
         with more headers. Errors as `bounds`.
         """
+
+
+def assign_partitions(
+    members: Sequence[str], partitions: int, held: Mapping[str, Iterable[int]]
+) -> dict[str, list[int]]:
+    """A balanced and sticky assignment: numbers of partitions differ by one at most, and as few as possible move.
+
+    Args:
+        members: names; at least one.
+        partitions: number.
+        held: current partitions by member.
+
+    Returns:
+        The partitions of each member, ascending; the same for the same arguments.
+    """
+    names = sorted(members)
+    least, over = divmod(partitions, len(names))
+    mine: dict[str, list[int]] = {name: [] for name in names}
+    free = set(range(partitions))
+    # Members with the most partitions keep one more, if there are some over.
+    for name in sorted(names, key=lambda name: (-len(set(held.get(name, ()))), name)):
+        most = least + (over > 0)
+        mine[name] = sorted(free.intersection(held.get(name, ())))[:most]
+        over -= len(mine[name]) > least
+        free -= set(mine[name])
+    for partition in sorted(free):
+        name = min(names, key=lambda name: (len(mine[name]), name))
+        mine[name].append(partition)
+    return {name: sorted(of_member) for name, of_member in mine.items()}

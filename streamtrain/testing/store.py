@@ -58,7 +58,7 @@ class MemoryOrigin:
         return [*self._probes]
 
     def keep_probes(self, groups: Sequence[bytes]) -> None:
-        """Keeps groups of probes (model/probes.py), in place of those before."""
+        """Keeps groups of probes (quality/probes.py), in place of those before."""
         self._probes = [*groups]
 
     def publish(

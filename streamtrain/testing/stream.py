@@ -12,8 +12,7 @@ from typing import Any
 
 from streamtrain.errors import OffsetGone, SourceRefused, TopicMissing, WriteFailed
 from streamtrain.incarnation import Incarnation
-from streamtrain.stream.assignment import assign_partitions
-from streamtrain.stream.source import Bounds, Fetched, Listener, Record
+from streamtrain.stream.source import Bounds, Fetched, Listener, Record, assign_partitions
 
 Message = bytes | str | Mapping[str, Any]
 

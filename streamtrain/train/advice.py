@@ -15,7 +15,7 @@ from streamtrain._core import hash_bytes
 from streamtrain.model.batch import Batch
 from streamtrain.model.features import Categorical, Label
 from streamtrain.model.model import Model
-from streamtrain.train.progressive import CLIP, Metrics
+from streamtrain.quality.progressive import CLIP, Metrics
 
 Floats = NDArray[np.float32]
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from streamtrain.train.progressive import Metrics
+from streamtrain.quality.progressive import Metrics
 from streamtrain.tuning.candidate import Candidate
 from streamtrain.tuning.compare import Difference
 from streamtrain.tuning.search import Search

@@ -11,9 +11,8 @@ judged by the later half of the samples, which no halving has used.
 import math
 from collections.abc import Callable
 
-from streamtrain.tuning.candidate import Candidate, Mean
+from streamtrain.tuning.candidate import Candidate, Decoded, Mean
 from streamtrain.tuning.compare import Difference, difference
-from streamtrain.tuning.decoded import Decoded
 
 HOPELESS = 3.0  # standard errors
 _SHARES = (8, 4, 2)  # candidates are halved after 1/8, 1/4 and 1/2 of the samples

@@ -18,9 +18,8 @@ from streamtrain.model.bad_samples import BadSampleGuard, Refusals
 from streamtrain.model.model import Model
 from streamtrain.model.samples import FUTURE_AFTER, SampleReader
 from streamtrain.train.micro import GraphCache
-from streamtrain.tuning.candidate import Candidate, Losses, Mean
+from streamtrain.tuning.candidate import CHUNK, Candidate, Decoded, Losses, Mean
 from streamtrain.tuning.compare import Difference
-from streamtrain.tuning.decoded import CHUNK, Decoded
 from streamtrain.tuning.race import Race, compare_losses, later_half, rungs, score
 from streamtrain.tuning.space import HEATS, Heat, extend_heat, key, trials
 

@@ -15,18 +15,18 @@ from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader
 from streamtrain.model.spec import Spec
 from streamtrain.ps.client import ShardReader
+from streamtrain.ps.nodes.topology import connect_shards
 from streamtrain.ps.replication.failover import open_control
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import RemoteControl
 from streamtrain.ps.rpc.remote_session import ReadSource
 from streamtrain.ps.rpc.security import Security, metadata
-from streamtrain.ps.topology import connect_shards
+from streamtrain.quality.progressive import ProgressiveValidation
 from streamtrain.serve.client import Endpoint, EndpointError
 from streamtrain.settings.groups import Settings
 from streamtrain.store.checkpoint.epochs import Epochs
 from streamtrain.store.checkpoint.source import CheckpointOrigin
 from streamtrain.store.publication import Floats, Origin, Publication
-from streamtrain.train.progressive import ProgressiveValidation
 from streamtrain.train.step import Step
 from streamtrain.train.trainer import predict
 

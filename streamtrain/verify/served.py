@@ -9,7 +9,7 @@ from streamtrain.errors import PublicationCorrupt
 from streamtrain.publish.versions import row_widths
 from streamtrain.serve.client import Endpoint, EndpointError
 from streamtrain.serve.registry import HEAD
-from streamtrain.serve.replica import Replica
+from streamtrain.serve.rows.replica import Replica
 from streamtrain.store.publication import Origin, Publication
 
 _TRIES = 3  # of loading the head, which may be replaced

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from streamtrain.model.spec import Spec
+from streamtrain.ps.nodes.shards import RunTemplate, Shards
+from streamtrain.ps.nodes.topology import connect_shards
 from streamtrain.ps.replication.failover import open_control
 from streamtrain.ps.rpc.security import Security
-from streamtrain.ps.shards import RunTemplate, Shards
-from streamtrain.ps.topology import connect_shards
 from tests.chaos.letters import wrong_letters
 from tests.chaos.load import Load
 from tests.chaos.samples import NOBODY, Counted, Offsets

@@ -13,7 +13,8 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 
 from streamtrain.errors import SourceError
-from streamtrain.processes.supervisor import Program, Supervisor
+from streamtrain.service.programs import Program
+from streamtrain.service.supervisor import Supervisor
 from tests.chaos import rights
 from tests.chaos.looking import Looking
 from tests.chaos.service import ROOT, until

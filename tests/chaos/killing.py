@@ -32,8 +32,8 @@ from streamtrain.embedded.kafka import Broker
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ShardUnavailable
 from streamtrain.processes.worker import WorkerProcess
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
-from streamtrain.ps.shards import Shards
 from streamtrain.settings.groups import Settings
 from streamtrain.settings.load import load_settings
 from streamtrain.stream.opening import open_stream

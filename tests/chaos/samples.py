@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from streamtrain.demo.stream import flights
-from streamtrain.demo.traffic import happened, instance
+from streamtrain.demo.stream import flights, happened, instance
 from tests.cluster.counted import FEATURES, log_of
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]

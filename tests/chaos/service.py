@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from streamtrain.cluster.client import CoordinatorClient, StatusReader
+from streamtrain.cluster.client import CoordinatorClient
+from streamtrain.cluster.status_reader import StatusReader
 from streamtrain.errors import ShardError
-from streamtrain.processes.supervisor import Program, Supervisor
 from streamtrain.ps.rpc.security import Security
+from streamtrain.service.programs import Program
+from streamtrain.service.supervisor import Supervisor
 from streamtrain.settings.load import load_settings
 from streamtrain.stream.opening import open_stream
 from tests.chaos import rights

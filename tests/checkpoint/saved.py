@@ -12,10 +12,10 @@ from streamtrain.checkpoint.cluster_checkpoint import Checkpointer, CheckpointIn
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
 from streamtrain.ps.clock import Clock, Outcome, Span
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.shards import Control, LocalControl, RunTemplate, Shards
 from streamtrain.ps.push import Push, PushResult
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.shards import Control, LocalControl, RunTemplate, Shards
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.ps.counting import Log, assert_exact, pushes
 from tests.ps.served import COUNTING

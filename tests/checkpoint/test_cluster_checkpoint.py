@@ -12,9 +12,9 @@ import pytest
 from streamtrain.checkpoint.cluster_checkpoint import Checkpointer
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
 from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.nodes.shards import Control
 from streamtrain.ps.push import Push, RowUpdate
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.shards import Control
 from streamtrain.store.checkpoint.checkpoint import CheckpointReader
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import (

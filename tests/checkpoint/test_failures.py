@@ -10,9 +10,9 @@ from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.ps.clock import Clock, Span
 from streamtrain.ps.hooks import CutResult, Snapshot
-from streamtrain.ps.node import NO_EPOCH
+from streamtrain.ps.nodes.node import NO_EPOCH
+from streamtrain.ps.nodes.shards import Control, LocalControl
 from streamtrain.ps.shard import InitialState, Run, Shard
-from streamtrain.ps.shards import Control, LocalControl
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import Cluster, around, aside, assert_each_exact, restored, some_log
 from tests.patience import PATIENCE, until

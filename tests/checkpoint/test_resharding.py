@@ -19,9 +19,9 @@ from streamtrain.errors import CheckpointError
 from streamtrain.model.spec import Spec, shard_slice
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.shards import LocalControl, RunTemplate, Shards
 from streamtrain.ps.push import Push, RowUpdate
-from streamtrain.ps.shards import LocalControl, RunTemplate, Shards
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import Cluster, assert_each_exact, contents, dense, some_log
 from tests.models import clicks, dense_of, two_towers

@@ -5,10 +5,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from streamtrain.checkpoint.shard_map import ShardMap, next_shard_map
+from streamtrain.checkpoint.shard_map import next_shard_map
 from streamtrain.errors import CheckpointError
+from streamtrain.ps.nodes.topology import ShardMap
 from streamtrain.store.checkpoint.epochs import Epochs
-from streamtrain.store.checkpoint.storage import Directory
+from streamtrain.store.files import Directory
 
 A, B = ("a:1", "b:1"), ("a:1", "b:1", "c:1")
 

@@ -103,7 +103,8 @@ def test_what_is_wrong_is_one_line(model: str, args: list[str], message: str) ->
 
 def test_tensorflow_is_loaded_without_what_keras_would_add_and_model_files_may_import_that() -> None:
     code = (
-        "import sys; from streamtrain.cli.terminal import load_tensorflow; load_tensorflow(1); import keras;"
+        "import sys; from streamtrain.service.start_tensorflow import load_tensorflow; load_tensorflow(1);"
+        "import keras;"
         "assert not {'sklearn', 'pandas'} & set(sys.modules), 'loaded';"
         "import pandas, sklearn.metrics; print(keras.layers.Dense(1)(keras.ops.ones([2, 3])).shape)"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from streamtrain.processes.ps import PsProcess
 from streamtrain.ps.clock import Span
-from streamtrain.ps.shards import Shards
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.settings.groups import PsSettings, PublishSettings, Settings
 from streamtrain.store.checkpoint.checkpoint import commit, write_part
 from streamtrain.store.checkpoint.epochs import Epochs

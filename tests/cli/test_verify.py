@@ -23,15 +23,16 @@ from streamtrain.model.spec import Spec
 from streamtrain.processes.ps import PsProcess
 from streamtrain.processes.serving import follow
 from streamtrain.ps.clock import Span
+from streamtrain.ps.nodes.shards import RunTemplate, Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, Retry, patiently
 from streamtrain.ps.rpc.security import Security, connect
-from streamtrain.ps.shards import RunTemplate, Shards
-from streamtrain.publish.versions import import_checkpoint, open_published_model
+from streamtrain.publish.opening import open_published_model
+from streamtrain.publish.versions import import_checkpoint
 from streamtrain.serve.client import Endpoint
 from streamtrain.serve.http.app import make_app
-from streamtrain.serve.http.service import ServingConfig
-from streamtrain.serve.replica import Replica
-from streamtrain.serve.row_store import load_rows
+from streamtrain.serve.rows.replica import Replica
+from streamtrain.serve.rows.row_store import load_rows
+from streamtrain.serve.service.service import ServingConfig
 from streamtrain.settings.groups import Settings
 from streamtrain.store.redis.source import RedisOrigin
 from streamtrain.store.redis.versions import RedisVersions

@@ -10,8 +10,8 @@ import numpy as np
 
 from streamtrain.errors import ShardError
 from streamtrain.processes.worker import WorkerProcess
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl
-from streamtrain.ps.shards import Shards
 from streamtrain.settings.load import load_settings
 from streamtrain.stream.opening import open_stream
 from tests.cluster.counted import beginning, differences, is_bad, messages_of, stepping

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from streamtrain.cluster.comparison import StoredBlocks
 from streamtrain.model.features import Categorical, Label
 from streamtrain.model.model import Model
 from streamtrain.model.schema import Schema
+from streamtrain.quality.blocks import Block, BlockFigures, Columns, Slices, figures_of
+from streamtrain.quality.comparison import StoredBlocks
 from streamtrain.store.redis.blocks import BlockLog, RedisBlocks
 from streamtrain.store.redis.server import RedisServer
-from streamtrain.train.blocks import Block, BlockFigures, Columns, Slices, figures_of
 
 LOG = BlockLog("clicks", "x1", 100, 50)
 

@@ -17,7 +17,7 @@ from streamtrain.model.model import Model
 from streamtrain.model.optimizers import SGD
 from streamtrain.model.schema import Schema
 from streamtrain.model.spec import Spec
-from streamtrain.ps.shards import RunTemplate, Shards
+from streamtrain.ps.nodes.shards import RunTemplate, Shards
 from streamtrain.train.step import StepResult
 
 IDS = 2000

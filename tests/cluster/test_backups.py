@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from streamtrain.cluster.client import CoordinatorClient, StatusReader
+from streamtrain.cluster.client import CoordinatorClient
+from streamtrain.cluster.status_reader import StatusReader
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.clock import Span
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc.control import Retry
-from streamtrain.ps.shards import Shards
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.cluster.backed import SAMPLES, Backed
 from tests.cluster.counted import beginning

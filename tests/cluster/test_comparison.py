@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from streamtrain.cluster.comparison import (
+from streamtrain.errors import ConfigError, PublicationError
+from streamtrain.quality.blocks import Slices
+from streamtrain.quality.comparison import (
     FEWEST_BLOCKS,
     LabelComparison,
     compare_blocks,
     confidence_sequence,
     read_blocks,
 )
-from streamtrain.errors import ConfigError, PublicationError
 from streamtrain.store.redis.blocks import RedisBlocks
 from streamtrain.store.redis.server import RedisServer
-from streamtrain.train.blocks import Slices
 from tests.cluster.compared import LOG, blocks, model
 from tests.stream.redis_fixtures import valkey
 

@@ -14,8 +14,7 @@ import streamtrain.cluster.coordinator_pb2 as pb
 
 from streamtrain._core import shards_of
 from streamtrain.cluster import members
-from streamtrain.cluster.client import Heartbeat
-from streamtrain.cluster.server import SERVICE
+from streamtrain.cluster.client import SERVICE, Heartbeat
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ConfigError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.store.checkpoint.epochs import Epochs

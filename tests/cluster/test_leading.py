@@ -9,16 +9,16 @@ import pytest
 
 from streamtrain.cluster import members
 from streamtrain.cluster.client import Heartbeat
-from streamtrain.cluster.coordinator import Coordinator, ProbePublisher
-from streamtrain.cluster.quality import Figures, QualityAggregator, QualityReporter, encode_windows
+from streamtrain.cluster.coordinator import Coordinator
+from streamtrain.cluster.quality import Figures, ProbePublisher, QualityAggregator, QualityReporter, encode_windows
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ShardError, ShardRefused, ShardUnavailable
-from streamtrain.metrics.shard import ShardMetrics
+from streamtrain.metrics.cluster import ShardMetrics
 from streamtrain.model.features import Label
 from streamtrain.processes.ps import read_state
+from streamtrain.quality.progressive import ProgressiveValidation
 from streamtrain.store.publication import Publication
 from streamtrain.store.redis.model import RedisModel
-from streamtrain.train.progressive import ProgressiveValidation
 from tests.cluster.coordinated import Coordinated, names, states
 from tests.patience import until
 from tests.ps.counting import DENSE

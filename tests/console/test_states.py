@@ -6,8 +6,8 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.http.app import make_app
-from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.service.service import ServingConfig
 from tests.console.conftest import MODEL, looking, showing
 from tests.console.shown import origin_of, publish, registry_of
 from tests.patience import PATIENCE

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, expect
 
-from streamtrain.cluster.comparison import ComparisonReader, StoredBlocks, compare_blocks
 from streamtrain.embedded.valkey import Valkey
+from streamtrain.quality.comparison import ComparisonReader, StoredBlocks, compare_blocks
 from streamtrain.serve.http.app import make_app
-from streamtrain.serve.http.service import ServingConfig
+from streamtrain.serve.service.service import ServingConfig
 from streamtrain.store.redis.layout import Keys
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.store.redis.traffic import RedisTraffic

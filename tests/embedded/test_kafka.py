@@ -17,7 +17,7 @@ from streamtrain.embedded import jars
 from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import ConfigError, SourceUnavailable
-from streamtrain.processes.local import credentials
+from streamtrain.service.local import credentials
 from tests.patience import PATIENCE, until
 
 PROGRAM = """

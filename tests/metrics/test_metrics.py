@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamtrain.errors import ConfigError
 from streamtrain.metrics import worker as of_worker
-from streamtrain.metrics.coordinator import CoordinatorMetrics, CoordinatorState
+from streamtrain.metrics.cluster import CoordinatorMetrics, CoordinatorState, LeadState, ShardMetrics, ShardState
 from streamtrain.metrics.join import Delays, JoinMetrics, JoinState
 from streamtrain.metrics.registry import Endpoint, process_registry, serve
 from streamtrain.metrics.serving import (
@@ -29,16 +29,15 @@ from streamtrain.metrics.serving import (
     ServingMetrics,
     ServingState,
 )
-from streamtrain.metrics.shard import LeadState, ShardMetrics, ShardState
 from streamtrain.metrics.worker import WorkerMetrics
 from streamtrain.model.features import Label
 from streamtrain.processes.ps import read_state
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.push import PushStats
 from streamtrain.ps.shard import InitialState, Run
-from streamtrain.train.progressive import ProgressiveValidation
+from streamtrain.quality.progressive import ProgressiveValidation
 from tests.metrics_page import Documented, on_the_page
 from tests.patience import PATIENCE, until
 from tests.processes import test_ps as processes

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 import streamtrain as st
+from streamtrain.checkpoint.evolution import Change, Evolution
 from streamtrain.errors import CheckpointError, ConfigError
-from streamtrain.model.evolution import Change, Evolution
 from streamtrain.model.spec import Spec
 
 Floats = NDArray[np.float32]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import streamtrain as st
+from streamtrain.checkpoint.evolution import Evolution
 from streamtrain.errors import CheckpointError, ConfigError
 from streamtrain.model import model as model_module
-from streamtrain.model.evolution import Evolution
 from streamtrain.model.spec import Spec
 
 Build = Callable[[dict[str, Any]], Any]

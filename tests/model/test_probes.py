@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import streamtrain as stm
 from streamtrain.model.batch import Batch
-from streamtrain.model.probes import MOST_BYTES, MOST_SAMPLES, decode_probes, encode_probes
 from streamtrain.model.samples import SampleReader
+from streamtrain.quality.probes import MOST_BYTES, MOST_SAMPLES, decode_probes, encode_probes
 from tests import models
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamtrain.cluster.comparison import StoredBlocks, read_blocks
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import StreamtrainError
+from streamtrain.quality.comparison import StoredBlocks, read_blocks
 from streamtrain.settings.load import load_settings
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.stream.opening import open_stream

@@ -16,9 +16,9 @@ import redis
 
 from streamtrain.checkpoint.shard_state import restore_shard, shard_arrays
 from streamtrain.errors import ConfigError
-from streamtrain.processes.fork import Parent, fork_settings
-from streamtrain.processes.local import fill_local_defaults, kept_secrets
 from streamtrain.ps.shard import Shard, scan_rows
+from streamtrain.service.fork import Parent, fork_settings
+from streamtrain.service.local import fill_local_defaults, kept_secrets
 from streamtrain.settings.load import load_settings
 from streamtrain.store.checkpoint.epochs import Epochs
 from streamtrain.store.redis.model import RedisModel

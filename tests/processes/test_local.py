@@ -19,12 +19,12 @@ import redis
 
 from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.errors import ConfigError, ShardRefused, SourceUnavailable
-from streamtrain.processes.local import fill_local_defaults, kept_secrets
 from streamtrain.ps.rpc.control import RemoteControl
 from streamtrain.ps.rpc.security import Security, connect, metadata
 from streamtrain.serve.client import Endpoint, EndpointError
+from streamtrain.service.local import fill_local_defaults, kept_secrets
+from streamtrain.service.service_file import ServiceFile, find_service
 from streamtrain.settings.load import Settings, load_settings
-from streamtrain.settings.service_file import ServiceFile, find_service
 from streamtrain.stream.redis.stream import RedisStream
 from tests import commands
 from tests.children import children

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from streamtrain.processes.memory import free_megabytes
+from streamtrain.memory import free_megabytes
 
 
 def group(folder: Path, limit: str) -> Path:

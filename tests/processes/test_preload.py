@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from streamtrain.processes.preload import CannotFork, Preloader, start_preloaded
-from streamtrain.processes.supervisor import Program, Supervisor
+from streamtrain.service.preload import CannotFork, Preloader, start_preloaded
+from streamtrain.service.programs import Program
+from streamtrain.service.supervisor import Supervisor
 from tests.children import children
 from tests.patience import PATIENCE, until
 
@@ -54,7 +55,7 @@ raise SystemExit(7)
 NESTED = """
 import json, os, signal, subprocess, sys
 import psutil
-from streamtrain.processes import preload
+from streamtrain.service import preload
 
 given = preload._handed_on.pid
 command = psutil.Process(given).cmdline()
@@ -179,7 +180,7 @@ def test_it_hands_on_one_that_is_forked_to_commands_that_need_one(preloader: Pre
     )
     found = told(process)
     assert process.returncode == 7
-    assert found["command"][:3] == [sys.executable, "-m", "streamtrain.processes.preload"]
+    assert found["command"][:3] == [sys.executable, "-m", "streamtrain.service.preload"]
     assert (found["pid"], found["code"], found["parent"]) == (found["given"], 0, os.getpid())
     assert found["said"].startswith("streamtrain ")
     assert (found["again"] != found["given"], found["left"]) == (True, []), "another one takes its place"
@@ -202,7 +203,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(folder: Path) -> None:
     (folder / "samples.jsonl").write_text("{}\n")
     code = f"""
 import os, threading
-from streamtrain.processes.supervisor import Program, Supervisor
+from streamtrain.service.supervisor import Program, Supervisor
 words = {[*COMMAND, "learn", str(folder / "samples.jsonl"), "--model", f"{folder / 'tells.py'}:model"]!r}
 environment = dict(os.environ) | {{"WAIT": "1", "ONLY": "here"}}
 supervisor = Supervisor([Program("a", words, environment, preload=True)], lambda name, line: print(line, flush=True))

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
-from streamtrain.ps.shards import Shards
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import assert_each_exact, restored, some_log, until
 from tests.patience import PATIENCE

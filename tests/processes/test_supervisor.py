@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from streamtrain.errors import ConfigError, StreamtrainError
-from streamtrain.processes.supervisor import Program, ProgramFailed, Supervisor, replicate
+from streamtrain.service.programs import Program, replicate
+from streamtrain.service.supervisor import ProgramFailed, Supervisor
 from tests.children import children
 from tests.patience import PATIENCE, until
 
@@ -228,7 +229,7 @@ def test_no_program_outlives_a_supervisor_that_is_killed(standby: str | None, pr
     """Nor does a standby."""
     code = f"""
 import threading
-from streamtrain.processes.supervisor import Program, Supervisor
+from streamtrain.service.supervisor import Program, Supervisor
 import os, sys
 one = Program("a", [sys.executable, "-c", {LIVES!r}], dict(os.environ), standby={standby!r})
 Supervisor([one], lambda *_: None, standby_after=0.0).start()

@@ -13,16 +13,16 @@ from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.client import Client
 from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
 from streamtrain.ps.consistency import Async, Consistency
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.shards import RunTemplate, Shards
 from streamtrain.ps.push import PushResult
 from streamtrain.ps.replication.failover import TargetPair
 from streamtrain.ps.replication.primary import Peer, State
 from streamtrain.ps.replication.roles import Pairing
 from streamtrain.ps.replication.state_transfer import Generation
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
-from streamtrain.ps.rpc.server import Server
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.shards import RunTemplate, Shards
 from tests.patience import PATIENCE, until
 from tests.ports import free_ports
 from tests.ps.counting import Log

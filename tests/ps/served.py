@@ -13,13 +13,13 @@ from streamtrain.ps.client import Client, PendingPush
 from streamtrain.ps.clock import Cursor, Ends, Span
 from streamtrain.ps.consistency import Async, Consistency
 from streamtrain.ps.hooks import CheckpointStore
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.shards import RunTemplate, Shards
 from streamtrain.ps.push import PushResult
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
-from streamtrain.ps.rpc.server import Server
 from streamtrain.ps.rpc.sessions import SessionTimeouts
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.shards import RunTemplate, Shards
 from streamtrain.settings.groups import PsSettings
 from tests.ps.counting import DENSE, SPEC, Log, plan_of
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from streamtrain.ps.client import Client, PendingPull, RowGradients
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
+from streamtrain.ps.nodes.shards import RunTemplate
 from streamtrain.ps.push import DenseChange
 from streamtrain.ps.shard import Shard
-from streamtrain.ps.shards import RunTemplate
 from tests.patience import PATIENCE
 from tests.ps.counting import DENSE, SPEC, Log, key, plan_of
 from tests.ps.served import COUNTING, Served, served

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamtrain.errors import ConfigError
-from streamtrain.ps.topology import Cluster, Task
+from streamtrain.ps.nodes.topology import Cluster, Task
 
 PS = ("ps-0:2222", "ps-1:2222")
 WORKERS = ["w-0:2222", "w-1:2222"]

@@ -11,9 +11,9 @@ from streamtrain.embedded.valkey import Valkey
 from streamtrain.model.spec import Spec, shard_slice
 from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.shards import Control, LocalControl
 from streamtrain.ps.shard import InitialState, Run
-from streamtrain.ps.shards import Control, LocalControl
 from streamtrain.publish.cluster_publisher import Publications
 from streamtrain.publish.shard_publisher import ShardPublisher
 from streamtrain.store.publication import Publication, Weights

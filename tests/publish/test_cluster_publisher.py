@@ -16,11 +16,11 @@ from streamtrain.errors import OriginUnavailable, PublicationCorrupt, Publicatio
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.shards import Control, LocalControl
 from streamtrain.ps.rpc.control import RemoteControl
-from streamtrain.ps.rpc.server import Server
 from streamtrain.ps.shard import InitialState, Run, Shard
-from streamtrain.ps.shards import Control, LocalControl
 from streamtrain.publish.cluster_publisher import Publications, PublicationSchedule
 from streamtrain.publish.shard_publisher import ShardPublisher
 from streamtrain.store.publication import RowChange, Weights

@@ -23,7 +23,8 @@ from streamtrain.errors import ConfigError
 from streamtrain.model.loader import load_model
 from streamtrain.publish.export import Export
 from streamtrain.publish.lookup_graph import hash_texts, initial_rows
-from streamtrain.publish.versions import import_checkpoint, open_published_model
+from streamtrain.publish.opening import open_published_model
+from streamtrain.publish.versions import import_checkpoint
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
 from streamtrain.settings.groups import PublishSettings

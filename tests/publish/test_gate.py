@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from streamtrain.errors import GateClosed
-from streamtrain.publish.gate import check_gate, gate_faults
+from streamtrain.quality.gate import check_gate, gate_faults
 from streamtrain.settings.groups import GateSettings
 
 GOOD = {

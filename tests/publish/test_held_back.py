@@ -11,7 +11,7 @@ import redis
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import GateClosed
 from streamtrain.publish.cluster_publisher import PublicationSchedule
-from streamtrain.publish.gate import Baseline
+from streamtrain.quality.gate import Baseline
 from streamtrain.settings.groups import GateSettings
 from streamtrain.store.redis.dictionary import RedisDictionaries
 from tests.patience import until

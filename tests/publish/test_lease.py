@@ -14,10 +14,10 @@ from streamtrain.errors import PublicationError, ShardRefused, TakenOver
 from streamtrain.processes.ps import PsProcess
 from streamtrain.ps.client import Client
 from streamtrain.ps.clock import Span
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
 from streamtrain.ps.rpc.security import Security
 from streamtrain.ps.shard import InitialState, Run, Shard
-from streamtrain.ps.shards import Shards
 from streamtrain.publish.cluster_publisher import PublicationSchedule
 from streamtrain.publish.lease import Lease, LeaseWatch
 from streamtrain.settings.groups import Settings

@@ -11,7 +11,7 @@ import redis
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import OriginUnavailable, PublicationError
 from streamtrain.publish.cluster_publisher import Publications
-from streamtrain.publish.comparison import HeadComparison
+from streamtrain.publish.head_check import HeadComparison
 from streamtrain.store.redis import dictionary
 from streamtrain.store.redis.server import NodeInfo, RedisServer
 from tests.patience import PATIENCE, until

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from streamtrain.errors import CheckpointError, ConfigError, GateClosed, PublicationCorrupt, PublicationError
-from streamtrain.publish.versions import VersionControl, import_checkpoint, open_published_model
+from streamtrain.publish.opening import open_published_model
+from streamtrain.publish.versions import VersionControl, import_checkpoint
 from streamtrain.settings.groups import GateSettings, PublishSettings
 from streamtrain.store.checkpoint.checkpoint import commit, write_part
 from streamtrain.store.checkpoint.epochs import Epochs

@@ -9,11 +9,12 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from streamtrain.processes.server import Server, configure
 from streamtrain.serve.follower import RegistryUpdater
-from streamtrain.serve.http.app import Server, configure, make_app
+from streamtrain.serve.http.app import make_app
 from streamtrain.serve.http.console import ClusterView
-from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import Registry
+from streamtrain.serve.service.service import ServingConfig
 from tests.patience import PATIENCE, until
 
 TOKEN = "secret"

@@ -10,10 +10,10 @@ import pytest
 
 from streamtrain._core import InputTensor, TensorSamples
 from streamtrain.errors import SampleError
-from streamtrain.serve.admission import Overloaded
-from streamtrain.serve.batcher import Batcher
+from streamtrain.serve.errors import Overloaded
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.service.batcher import Batcher
 from tests.patience import PATIENCE
 from tests.serve.published import counted, origin_of, publish
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import OriginUnavailable, PublicationCorrupt, PublicationError
-from streamtrain.serve.cache import PAUSE, Cache
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
+from streamtrain.serve.rows.cache import PAUSE, Cache
 from streamtrain.store.publication import LookupResult, PublicationStep, RowLookup
 from tests.serve.published import KEYS, USERS, counted, origin_of, publish
 from tests.serve.redis_published import NO_KEYS, RedisPublished

@@ -12,11 +12,11 @@ import pytest
 
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import OriginUnavailable
-from streamtrain.serve.batcher import Batcher
-from streamtrain.serve.cache import Cache
 from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.rows.cache import Cache
+from streamtrain.serve.service.batcher import Batcher
 from tests.patience import PATIENCE, until
 from tests.serve.published import KEYS, USERS, counted, origin_of, publish
 from tests.serve.redis_published import RedisPublished

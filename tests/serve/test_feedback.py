@@ -18,14 +18,14 @@ import streamtrain.serve.grpc.tensorflow_serving_pb2 as pb
 
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import ConfigError
-from streamtrain.processes.feedback import make_feedback
+from streamtrain.processes.server import Server, configure
 from streamtrain.processes.serving import check_serving
-from streamtrain.serve.feedback.feedback import Feedback
+from streamtrain.serve.feedback.feedback import Feedback, make_feedback
 from streamtrain.serve.feedback.impressions import Answered, Fields, OwnFields, impressions
 from streamtrain.serve.feedback.outcomes import BadOutcome, Outcome
-from streamtrain.serve.http.app import Server, configure, make_app
-from streamtrain.serve.http.service import ServingConfig
+from streamtrain.serve.http.app import make_app
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.service.service import ServingConfig
 from streamtrain.settings.groups import Settings
 from streamtrain.settings.load import load_settings
 from streamtrain.store.redis.layout import Keys

@@ -8,11 +8,11 @@ import pytest
 
 from streamtrain.errors import PublicationCorrupt
 from streamtrain.model.samples import SampleReader
-from streamtrain.serve import replica
-from streamtrain.serve import row_store as loaded
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
-from streamtrain.serve.replica import Replica
+from streamtrain.serve.rows import replica
+from streamtrain.serve.rows import row_store as loaded
+from streamtrain.serve.rows.replica import Replica
 from streamtrain.store.publication import RowChange, Weights
 from streamtrain.store.redis.codec import Codec
 from streamtrain.store.redis.codec import checksums as row_checksums

@@ -8,10 +8,10 @@ import pytest
 
 from streamtrain._core import hash_bytes
 from streamtrain.errors import PublicationCorrupt
-from streamtrain.serve import row_store as loaded
-from streamtrain.serve.cache import Cache
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
+from streamtrain.serve.rows import row_store as loaded
+from streamtrain.serve.rows.cache import Cache
 from streamtrain.store.publication import Publication, PublicationStep, RowChange
 from tests.serve.published import KEYS, USERS, counted, rows, weights
 from tests.serve.redis_published import NO_KEYS, RedisPublished

@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from streamtrain.errors import OriginUnavailable
-from streamtrain.model.probes import encode_probes
 from streamtrain.model.samples import SampleReader
 from streamtrain.publish.versions import VersionControl
+from streamtrain.quality.probes import encode_probes
 from streamtrain.serve.predictor import Predictor
 from streamtrain.serve.registry import HEAD, Registry, Version
 from streamtrain.serve.selection import Selection

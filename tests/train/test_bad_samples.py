@@ -10,8 +10,8 @@ import pytest
 from streamtrain.errors import BadSample, ShardRefused, TooManyBadSamples
 from streamtrain.model.bad_samples import WINDOW, BadSampleGuard, Refusals
 from streamtrain.ps.clock import Span, refusals_at
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc import wire
-from streamtrain.ps.shards import Shards
 from streamtrain.settings.groups import StreamSettings
 from streamtrain.testing.stream import MemoryStream
 from tests.checkpoint.saved import Cluster

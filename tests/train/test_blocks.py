@@ -9,9 +9,10 @@ from streamtrain.model.features import Categorical, Label
 from streamtrain.model.model import Model
 from streamtrain.model.schema import Schema
 from streamtrain.ps.clock import Progress, Span
-from streamtrain.train.blocks import MOST_CARRIED, Block, BlockFigures, BlockTracker, Slices, figures_of
+from streamtrain.quality.blocks import MOST_CARRIED, Block, BlockFigures, Slices, figures_of
+from streamtrain.quality.progressive import Sums
+from streamtrain.train.blocks import BlockTracker
 from streamtrain.train.intake import DecodedBatch, Origins
-from streamtrain.train.progressive import Sums
 from streamtrain.train.trainer import BatchResult
 
 SIZE = 100

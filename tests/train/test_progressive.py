@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn import metrics as sklearn
 
 from streamtrain.model.features import Label
-from streamtrain.train.progressive import Metrics, ProgressiveValidation
+from streamtrain.quality.progressive import Metrics, ProgressiveValidation
 
 CLICK, STARS = Label("click", kind="binary"), Label("stars", kind="real")
 CLIP = 1e-7

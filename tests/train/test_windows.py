@@ -16,7 +16,7 @@ from sklearn import metrics as sklearn
 from streamtrain.cluster.quality import decode_windows, encode_windows, merge_windows
 from streamtrain.errors import ShardRefused
 from streamtrain.model.features import Label
-from streamtrain.train.progressive import Metrics, ProgressiveValidation
+from streamtrain.quality.progressive import Metrics, ProgressiveValidation
 
 LABELS = (Label("click", kind="binary"), Label("stars", kind="real"))
 

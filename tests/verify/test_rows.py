@@ -21,11 +21,11 @@ from streamtrain.errors import (
 from streamtrain.processes.coordinator import CoordinatorProcess
 from streamtrain.processes.ps import PsProcess
 from streamtrain.ps.clock import Span
-from streamtrain.ps.shards import Shards
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.publish.cluster_publisher import PublicationSchedule
-from streamtrain.publish.comparison import HeadComparison, TableComparison
-from streamtrain.publish.gate import Figures
+from streamtrain.publish.head_check import HeadComparison, TableComparison
 from streamtrain.publish.published_table import isin_sorted
+from streamtrain.quality.gate import Figures
 from streamtrain.settings.groups import GateSettings, Settings
 from tests.ports import free_ports
 from tests.ps.counting import key, pushes

@@ -15,8 +15,8 @@ from streamtrain.processes.serving import follow
 from streamtrain.serve.client import Endpoint, EndpointError
 from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.registry import HEAD
-from streamtrain.serve.replica import Replica
-from streamtrain.serve.row_store import load_rows
+from streamtrain.serve.rows.replica import Replica
+from streamtrain.serve.rows.row_store import load_rows
 from streamtrain.store.redis.source import RedisOrigin
 from streamtrain.verify.served import ServedComparison, compare_served
 from tests.patience import PATIENCE, until

@@ -5,7 +5,7 @@ import json
 from typing import NamedTuple
 
 from streamtrain.errors import PublicationCorrupt
-from streamtrain.serve.http.responses import HTTPError
+from streamtrain.serve.errors import HTTPError
 from streamtrain.store.redis.model import RedisModel
 
 OUTCOMES = "outcomes:"

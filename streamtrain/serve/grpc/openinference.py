@@ -8,17 +8,17 @@ from google.protobuf.json_format import ParseDict
 
 import streamtrain.serve.grpc.open_inference_pb2 as pb
 from streamtrain._core import InputTensor
+from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.grpc.server import Call, Method, Reply, parse_message
-from streamtrain.serve.http.openinference import (
+from streamtrain.serve.service.protocols import (
     check_outputs,
     describe_model,
     describe_server,
     refused_tensors,
     to_samples,
 )
-from streamtrain.serve.http.responses import HTTPError
-from streamtrain.serve.http.served import Target
-from streamtrain.serve.http.service import Service
+from streamtrain.serve.service.served import Target
+from streamtrain.serve.service.service import Service
 from streamtrain.store.publication import Floats
 
 SERVICE = "inference.GRPCInferenceService"

@@ -13,10 +13,9 @@ from google.protobuf.message import DecodeError, Message
 from streamtrain.address import parse_address
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.logs import REQUEST
-from streamtrain.serve.admission import Admitted, Overloaded
-from streamtrain.serve.http.middleware import REQUEST_ID, request_id
-from streamtrain.serve.http.responses import HTTPError, to_http_error
-from streamtrain.serve.http.service import Service
+from streamtrain.serve.errors import HTTPError, Overloaded, to_http_error
+from streamtrain.serve.service.admission import Admitted
+from streamtrain.serve.service.service import REQUEST_ID, Service, request_id
 
 logger = logging.getLogger(__name__)
 

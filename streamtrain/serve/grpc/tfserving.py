@@ -12,20 +12,21 @@ from google.protobuf.json_format import ParseDict
 
 import streamtrain.serve.grpc.tensorflow_serving_pb2 as pb
 from streamtrain._core import InputTensor
+from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.grpc.server import Call, Method, Reply, parse_message
-from streamtrain.serve.http.inputs import InputField, RequestLimits
-from streamtrain.serve.http.openinference import refused_tensors, to_samples
-from streamtrain.serve.http.responses import HTTPError
-from streamtrain.serve.http.served import Target
-from streamtrain.serve.http.service import Service
-from streamtrain.serve.http.tfserving import (
+from streamtrain.serve.service.admission import RequestLimits
+from streamtrain.serve.service.protocols import (
     SIGNATURE,
     check_signature,
     describe_signatures,
     describe_status,
     outputs_of,
+    refused_tensors,
+    to_samples,
     version_number,
 )
+from streamtrain.serve.service.served import InputField, Target
+from streamtrain.serve.service.service import Service
 from streamtrain.store.publication import Floats
 
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"

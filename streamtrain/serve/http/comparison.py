@@ -12,8 +12,9 @@ from msgspec import Meta, Struct
 from starlette.routing import BaseRoute
 
 from streamtrain.errors import NothingToCompare
-from streamtrain.serve.http.responses import HTTPError, documented
-from streamtrain.serve.http.service import Service
+from streamtrain.serve.errors import HTTPError
+from streamtrain.serve.http.responses import documented
+from streamtrain.serve.service.service import Service
 
 _POINTS = 200  # of a course: about as many as a chart of the console has room for
 _LEAST_SECONDS = 2.0

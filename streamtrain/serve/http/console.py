@@ -18,14 +18,14 @@ from starlette.staticfiles import StaticFiles
 from streamtrain.errors import StreamtrainError
 from streamtrain.model.features import Categorical, Cross
 from streamtrain.model.model import Model
-from streamtrain.serve.http.inputs import any_of, input_fields, instances_schema
+from streamtrain.serve.errors import RETRY_SECONDS, HTTPError
 from streamtrain.serve.http.requests import read_body
-from streamtrain.serve.http.responses import RETRY_SECONDS, HTTPError, documented, json_response, request_body
-from streamtrain.serve.http.served import ServedModel
-from streamtrain.serve.http.service import Service
+from streamtrain.serve.http.responses import any_of, documented, instances_schema, json_response, request_body
 from streamtrain.serve.http.tfserving import parse_messages
 from streamtrain.serve.inspector import Inspector, Row
 from streamtrain.serve.predictor import Predictor
+from streamtrain.serve.service.served import ServedModel, input_fields
+from streamtrain.serve.service.service import Service
 from streamtrain.store.traffic import Arm
 
 Count = Annotated[int, Meta(ge=0)]

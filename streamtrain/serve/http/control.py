@@ -11,12 +11,13 @@ from msgspec import Meta, Struct
 from starlette.routing import BaseRoute
 
 from streamtrain.errors import ArmNotLoaded, GateClosed, NothingBefore, Pinned, Superseded, TrafficRefused
+from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.http.requests import client_address, read_body
-from streamtrain.serve.http.responses import HTTPError, documented, json_response, request_body
-from streamtrain.serve.http.served import ServedModel
-from streamtrain.serve.http.service import Service
+from streamtrain.serve.http.responses import documented, json_response, request_body
 from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.serve.routing.router import Router
+from streamtrain.serve.service.served import ServedModel
+from streamtrain.serve.service.service import Service
 from streamtrain.store.publication import Publication
 from streamtrain.store.traffic import Traffic
 

@@ -1,8 +1,6 @@
 """Middleware that every request passes, and the fast path of predictions."""
 
 import logging
-import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
@@ -18,14 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamtrain.address import Hosts
 from streamtrain.logs import REQUEST
-from streamtrain.serve.http.auth import Tokens
+from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.http.requests import client_address
-from streamtrain.serve.http.responses import HTTPError, error_response
+from streamtrain.serve.http.responses import error_response
+from streamtrain.serve.service.service import request_id
+from streamtrain.serve.service.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-REQUEST_ID = "x-request-id"
-_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 _HEALTH = ("/healthz/live", "/healthz/ready", "/v2/health/live", "/v2/health/ready")
 _PUBLIC = ("/", "/docs", *_HEALTH)  # pages that ask for a token themselves
@@ -132,11 +130,6 @@ def _path(scope: Scope) -> str:
     """The path below the mount point of the application."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
-
-
-def request_id(given: bytes) -> bytes:
-    """The id of a request: the one that it has, if that is valid, or a new one."""
-    return given if _ID.fullmatch(given) else os.urandom(8).hex().encode()
 
 
 def _extra_headers(message: Message, identity: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -7,9 +7,7 @@ that the model does not read are ignored, as are such keys of samples.
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,17 +18,24 @@ from fastapi.responses import Response
 from msgspec import UNSET, Struct, UnsetType
 from starlette.routing import BaseRoute
 
-from streamtrain._core import InputTensor, TensorSamples
-from streamtrain.serve.admission import Admitted
-from streamtrain.serve.http.inputs import InputField, RequestLimits
+from streamtrain._core import InputTensor
+from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.http.middleware import RawRoute
 from streamtrain.serve.http.requests import answer, read_body
-from streamtrain.serve.http.responses import HTTPError, documented, json_response, request_body
-from streamtrain.serve.http.served import Target
-from streamtrain.serve.http.service import Service
+from streamtrain.serve.http.responses import documented, json_response, request_body
+from streamtrain.serve.service.admission import Admitted, RequestLimits
+from streamtrain.serve.service.protocols import (
+    LENGTH,
+    check_outputs,
+    describe_model,
+    describe_server,
+    refused_tensors,
+    to_samples,
+)
+from streamtrain.serve.service.served import InputField, Target
+from streamtrain.serve.service.service import Service
 from streamtrain.store.publication import Floats
 
-LENGTH = ".length"
 _MAX_VALUES = 1 << 22  # as in the native core
 
 
@@ -77,21 +82,6 @@ Values = list[Any] | InputTensor
 """Of a tensor, flat, or in the binary extension."""
 
 
-@contextmanager
-def refused_tensors() -> Iterator[None]:
-    """Tensors that the native core refuses are the sender's mistake.
-
-    Raises:
-        HTTPError: 400, they are malformed, or match neither each other nor the model; 413, too large.
-    """
-    try:
-        yield
-    except OverflowError as exc:
-        raise HTTPError(413, str(exc)) from exc
-    except ValueError as exc:
-        raise HTTPError(400, str(exc)) from exc
-
-
 def parse_request(body: bytes, json_size: str | None) -> tuple[InferenceRequest, dict[str, Values]]:
     """A request, and the values of its tensors by name.
 
@@ -131,23 +121,6 @@ def parse_request(body: bytes, json_size: str | None) -> tuple[InferenceRequest,
     if json_size is not None and end != len(body):
         raise HTTPError(400, f"{len(body) - end} bytes of binary data belong to no input")
     return request, values
-
-
-def check_outputs(names: Sequence[str]) -> None:
-    """Raises HTTPError 400 if an output is requested twice: each mention would be another tensor."""
-    if len({*names}) < len(names):
-        twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise HTTPError(400, f"output {twice!r} is requested twice")
-
-
-def to_samples(tensors: Sequence[InputTensor], fields: Mapping[str, InputField]) -> TensorSamples:
-    """The instances of a request, all of whose tensors the native core has read.
-
-    Raises:
-        HTTPError: see `refused_tensors`.
-    """
-    with refused_tensors():
-        return TensorSamples(tensors, {name: field.ids for name, field in fields.items()})
 
 
 def to_messages(
@@ -343,35 +316,3 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(describe_model(service, name, version))
 
     return [*hot.routes, *api.routes]
-
-
-def describe_server() -> dict[str, Any]:
-    """The server's name and version."""
-    return {"name": "streamtrain", "version": version("streamtrain")}
-
-
-def describe_model(service: Service, name: str, version: str | None = None) -> dict[str, Any]:
-    """Inputs and outputs of a model.
-
-    Raises:
-        HTTPError: 404, there is no such model, or the version is not loaded.
-    """
-    if version is None:
-        served = service.find(name)
-    else:
-        target = service.resolve(name, version)
-        target.choose()
-        served = target.model
-    inputs: list[dict[str, Any]] = []
-    for one in served.fields.values():
-        inputs.append({"name": one.name, "datatype": "BYTES" if one.ids else "FP32", "shape": [-1, 1]})
-        if one.ids:
-            inputs[-1]["shape"] = [-1, -1]
-            inputs.append({"name": one.name + LENGTH, "datatype": "INT64", "shape": [-1], "optional": True})
-    return {
-        "name": name,
-        "versions": [str(one) for one in served.registry.resident],
-        "platform": "streamtrain_tensorflow",
-        "inputs": inputs,
-        "outputs": [{"name": label, "datatype": "FP32", "shape": [-1, 1]} for label in served.labels],
-    }

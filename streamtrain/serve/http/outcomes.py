@@ -7,18 +7,12 @@ from fastapi.responses import Response
 from msgspec import Meta, Struct
 from starlette.routing import BaseRoute
 
+from streamtrain.serve.errors import RETRY_SECONDS, HTTPError
 from streamtrain.serve.feedback.outcomes import BadOutcome, Outcome, OutcomeBatch, parse_outcomes
 from streamtrain.serve.feedback.progress import OUTCOMES
-from streamtrain.serve.http.inputs import any_of
 from streamtrain.serve.http.requests import read_body
-from streamtrain.serve.http.responses import (
-    RETRY_SECONDS,
-    HTTPError,
-    documented,
-    json_response,
-    request_body,
-)
-from streamtrain.serve.http.service import Service
+from streamtrain.serve.http.responses import any_of, documented, json_response, request_body
+from streamtrain.serve.service.service import Service
 
 
 class OutcomesWritten(Struct):

@@ -8,10 +8,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from streamtrain.errors import StreamtrainError
-from streamtrain.serve.admission import Admitted, Overloaded
-from streamtrain.serve.http.responses import HTTPError, error_response
-from streamtrain.serve.http.served import Target
-from streamtrain.serve.http.service import Service
+from streamtrain.serve.errors import HTTPError, Overloaded
+from streamtrain.serve.http.responses import error_response
+from streamtrain.serve.service.admission import Admitted
+from streamtrain.serve.service.served import Target
+from streamtrain.serve.service.service import Service
 
 
 async def answer(

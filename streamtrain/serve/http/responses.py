@@ -1,43 +1,24 @@
 """JSON responses, errors as status codes, and how both are documented."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.json import schema_components
 from starlette.exceptions import HTTPException
 
 from streamtrain.errors import (
-    ConfigError,
-    OriginUnavailable,
-    PublicationError,
-    PublicationMismatch,
-    PublicationMissing,
-    SampleError,
     StreamtrainError,
 )
 from streamtrain.logs import REQUEST
-from streamtrain.serve.admission import Overloaded
-from streamtrain.serve.inspector import TooManyIds
-
-RETRY_SECONDS = "1"
-
-
-class HTTPError(StreamtrainError):
-    """An error response.
-
-    Attributes:
-        status: its HTTP status code.
-        headers: of the response.
-    """
-
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = dict(headers or {})
+from streamtrain.model.features import MAX_FLOAT
+from streamtrain.model.model import Model
+from streamtrain.serve.errors import to_http_error
+from streamtrain.serve.service.served import input_fields
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -50,25 +31,6 @@ def error_response(exc: StreamtrainError) -> Response:
     """The response for an error: its status code, and an object with the key "error"."""
     error = to_http_error(exc)
     return json_response({"error": str(error)}, error.status, error.headers)
-
-
-def to_http_error(exc: StreamtrainError) -> HTTPError:
-    """The status code and message for an error."""
-    return exc if isinstance(exc, HTTPError) else _translate(exc)
-
-
-def _translate(exc: StreamtrainError) -> HTTPError:
-    if isinstance(exc, SampleError):
-        return HTTPError(400, f"instance {exc.bad[0].index}: {exc.bad[0].describe(len(exc.bad) - 1)}")
-    if isinstance(exc, PublicationMissing):
-        return HTTPError(404, str(exc))
-    if isinstance(exc, PublicationMismatch | ConfigError):
-        return HTTPError(400, str(exc))
-    if isinstance(exc, TooManyIds):
-        return HTTPError(413, str(exc))
-    if isinstance(exc, Overloaded | OriginUnavailable | PublicationError):
-        return HTTPError(503, str(exc), {"retry-after": RETRY_SECONDS})
-    return HTTPError(500, str(exc))
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -136,3 +98,33 @@ def documented(schema: type | Mapping[str, Any], *errors: int) -> dict[int | str
         status: {"description": _MEANINGS[status], "content": content} for status in errors
     }
     return {200: {"description": "OK", "content": _content(schema)}, **responses}
+
+
+def instance_schema(model: Model) -> dict[str, Any]:
+    """An instance as JSON Schema, for the OpenAPI document; the model's decoder is what reads instances."""
+    ids = Meta(description=f"An id or a list of ids, each of at most {model.schema.max_id_bytes} bytes.")
+    number = Annotated[float, Meta(ge=-MAX_FLOAT, le=MAX_FLOAT, description="A number.")]
+    members: list[Any] = []
+    fields = [*input_fields(model.schema).values()]
+    for i, field in enumerate(fields):
+        kind: Any = Annotated[str | int | list[str | int], ids] if field.ids else number
+        members.append((f"f{i}", kind) if field.required else (f"f{i}", kind | UnsetType, UNSET))
+    names = {f"f{i}": field.name for i, field in enumerate(fields)}
+    _, schemas = schema_components([defstruct("Instance", members, kw_only=True, rename=names)])
+    instance: dict[str, Any] = schemas["Instance"]
+    return instance
+
+
+def any_of(schemas: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The JSON Schema of a body that is as one of these says."""
+    different: list[dict[str, Any]] = []
+    different += (one for one in schemas if one not in different)
+    return different[0] if len(different) == 1 else {"anyOf": different}
+
+
+def instances_schema(model: Model, at_most: int | None = None) -> dict[str, Any]:
+    """A body with instances, each as `instance_schema` says."""
+    instances: dict[str, Any] = {"type": "array", "items": instance_schema(model)}
+    if at_most is not None:
+        instances |= {"minItems": 1, "maxItems": at_most}
+    return {"type": "object", "required": ["instances"], "properties": {"instances": instances}}

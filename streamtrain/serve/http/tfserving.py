@@ -14,26 +14,31 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from starlette.routing import BaseRoute
 
 from streamtrain.model.model import Model
-from streamtrain.serve.admission import Admitted
-from streamtrain.serve.http.inputs import (
-    InputField,
-    RequestLimits,
-    any_of,
-    input_fields,
-    instance_schema,
-    instances_schema,
-)
+from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.http.middleware import RawRoute
 from streamtrain.serve.http.requests import answer, read_body
-from streamtrain.serve.http.responses import HTTPError, documented, json_response, request_body
-from streamtrain.serve.http.served import Target
-from streamtrain.serve.http.service import Service
+from streamtrain.serve.http.responses import (
+    any_of,
+    documented,
+    instance_schema,
+    instances_schema,
+    json_response,
+    request_body,
+)
 from streamtrain.serve.predictor import Predicted
-from streamtrain.serve.registry import HEAD
+from streamtrain.serve.service.admission import Admitted, RequestLimits
+from streamtrain.serve.service.protocols import (
+    SIGNATURE,
+    check_signature,
+    describe_signatures,
+    describe_status,
+    outputs_of,
+    version_number,
+)
+from streamtrain.serve.service.served import InputField, Target
+from streamtrain.serve.service.service import Service
 from streamtrain.store.publication import Floats
 
-SIGNATURE = "serving_default"
-METHOD = "tensorflow/serving/predict"
 TAG = "TensorFlow Serving"
 PROTOCOL = "tensorflow"
 
@@ -112,12 +117,6 @@ def parse_messages(body: bytes, fields: Mapping[str, InputField], limits: Reques
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise HTTPError(400, f"the body is not a prediction request: {exc}") from exc
     raise HTTPError(400, 'the body must have either "instances" (rows) or "inputs" (columns)')
-
-
-def check_signature(name: str | None) -> None:
-    """Raises HTTPError 400 for another signature than the one of predictions."""
-    if name not in (None, "", SIGNATURE):
-        raise HTTPError(400, f"unknown signature {name!r}; the signature is {SIGNATURE!r}")
 
 
 def _rows(instances: list[Raw], fields: Mapping[str, InputField]) -> Sequence[Raw | bytes]:
@@ -218,21 +217,6 @@ def parse_examples(body: bytes, fields: Mapping[str, InputField], limits: Reques
     limits.check(len(request.examples), sum(map(len, shared.values())))
     messages = [_decoded(b"{%s}" % b",".join({**shared, **parts_of(one)}.values()), fields) for one in request.examples]
     return messages, request.signature_name or ""
-
-
-def outputs_of(signature: str, labels: list[str], *, single: bool = False) -> list[int]:
-    """The columns of predictions that a signature of examples means: those of all labels, or of the one it names.
-
-    Raises:
-        HTTPError: 400, there is no such signature, or several labels where there may be a `single` one.
-    """
-    if signature in labels:
-        return [labels.index(signature)]
-    if signature not in ("", SIGNATURE):
-        raise HTTPError(400, f"unknown signature {signature!r}; the signatures are {[SIGNATURE, *labels]}")
-    if single and len(labels) > 1:
-        raise HTTPError(400, f"the model has several labels: set signature_name to one of {labels}")
-    return [*range(len(labels))]
 
 
 def _column(field: InputField, values: list[Raw]) -> list[bytes]:
@@ -346,32 +330,6 @@ def _status_routes(service: Service) -> list[BaseRoute]:
     return api.routes
 
 
-def describe_status(
-    service: Service, name: str, version: str | None = None, label: str | None = None
-) -> dict[str, Any]:
-    """The states of loaded versions, or of one: GetModelStatusResponse as JSON.
-
-    Raises:
-        HTTPError: 404, there is no such model, or the version is not loaded.
-    """
-    if version is None and label is None:
-        states = [_state(str(one)) for one in service.find(name).registry.resident] or [_state(HEAD, "LOADING")]
-    else:
-        states = [_state(service.resolve(name, version, label).choose().name)]
-    return {"model_version_status": states}
-
-
-def describe_signatures(model: Model) -> dict[str, Any]:
-    """Inputs and outputs of a model: SignatureDefMap as JSON."""
-    fields = input_fields(model.schema)
-    signature = {
-        "inputs": {name: _tensor(name, "DT_STRING" if one.ids else "DT_FLOAT") for name, one in fields.items()},
-        "outputs": {one.name: _tensor(one.name, "DT_FLOAT", "1") for one in model.labels},
-        "method_name": METHOD,
-    }
-    return {"signature_def": {SIGNATURE: signature}}
-
-
 def check_verb(name: str) -> None:
     """Raises HTTPError 405 for the last part of a path that means a request for predictions, which is not a GET."""
     _, _, verb = name.rpartition(":")
@@ -419,20 +377,6 @@ def _predictions(predicted: Predicted, labels: list[str], columns: bool) -> dict
     if columns:
         return {"outputs": {name: values[:, [j]].copy() for j, name in enumerate(labels)}}
     return {"predictions": [{name: row[[j]] for j, name in enumerate(labels)} for row in values]}
-
-
-def version_number(version: str) -> str:
-    """Versions of TensorFlow Serving are integers; 0 stands for the head."""
-    return "0" if version == HEAD else version
-
-
-def _state(version: str, state: str = "AVAILABLE") -> dict[str, Any]:
-    return {"version": version_number(version), "state": state, "status": {"error_code": "OK", "error_message": ""}}
-
-
-def _tensor(name: str, dtype: str, *extents: str) -> dict[str, Any]:
-    dims = [{"size": extent, "name": ""} for extent in ("-1", *extents)]
-    return {"dtype": dtype, "tensor_shape": {"dim": dims, "unknown_rank": False}, "name": name}
 
 
 def _request_schema(model: Model) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from streamtrain.errors import OriginUnavailable, Superseded
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
-from streamtrain.model.probes import decode_probes
+from streamtrain.quality.probes import decode_probes
 from streamtrain.serve.predictor import Predictor
 from streamtrain.serve.registry import Registry
 from streamtrain.serve.routing.router import Router, TrafficControl

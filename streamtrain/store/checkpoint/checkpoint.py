@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
 from streamtrain.store.checkpoint.manifest import FILE, MANIFEST, Kind, Manifest, decode, encode
 from streamtrain.store.checkpoint.parquet import RowPart, TablePart, read_keys, read_rows, write_keys, write_rows
-from streamtrain.store.checkpoint.storage import Directory, FileFacts, sync
+from streamtrain.store.files import Directory, FileFacts, sync
 
 
 @contextmanager

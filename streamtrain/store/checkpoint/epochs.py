@@ -12,7 +12,7 @@ from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from streamtrain.store.checkpoint.checkpoint import CheckpointReader
 from streamtrain.store.checkpoint.manifest import MANIFEST
 from streamtrain.store.checkpoint.parquet import RowPart, Tombstones
-from streamtrain.store.checkpoint.storage import Directory, FileFacts
+from streamtrain.store.files import Directory, FileFacts
 
 logger = logging.getLogger(__name__)
 

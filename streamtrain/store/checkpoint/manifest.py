@@ -6,7 +6,7 @@ import re
 from typing import Any, Literal, NamedTuple, get_args
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
-from streamtrain.store.checkpoint.storage import Directory, FileFacts
+from streamtrain.store.files import Directory, FileFacts
 from streamtrain.store.json import parse_json
 
 FORMAT = 2

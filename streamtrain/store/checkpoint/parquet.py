@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from streamtrain.store.checkpoint.storage import Directory, Output
+from streamtrain.store.files import Directory, Output
 
 GROUP_ROWS = 1 << 16
 """Rows of a row group in a file, and of a part that is read."""

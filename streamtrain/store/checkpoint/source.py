@@ -14,7 +14,7 @@ from streamtrain.errors import CheckpointCorrupt, CheckpointError, OriginUnavail
 from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs, open_chain, parse_epoch
 from streamtrain.store.checkpoint.manifest import MANIFEST
 from streamtrain.store.checkpoint.parquet import Tombstones
-from streamtrain.store.checkpoint.storage import Directory
+from streamtrain.store.files import Directory
 from streamtrain.store.publication import Floats, Publication, PublicationStep, RowChange, Weights
 
 logger = logging.getLogger(__name__)

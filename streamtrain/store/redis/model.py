@@ -211,7 +211,7 @@ class RedisModel:
         )
 
     def keep_probes(self, groups: Mapping[int, bytes]) -> None:
-        """Stores groups of probes (model/probes.py) by position, replacing earlier ones."""
+        """Stores groups of probes (quality/probes.py) by position, replacing earlier ones."""
         pairs = [part for place, group in groups.items() for part in (place, group)]
         self.server.call("HSET", self.keys.probes, *pairs)
 

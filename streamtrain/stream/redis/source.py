@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamtrain.errors import OffsetGone, SourceRefused, SourceUnavailable, TopicMissing
-from streamtrain.stream.assignment import assign_partitions
 from streamtrain.stream.redis.connection import PipelinedConnection, Topic
 from streamtrain.stream.redis.group import LeaseThread
 from streamtrain.stream.redis.scripts import BOUNDS
-from streamtrain.stream.source import Bounds, Fetched, Listener, Record
+from streamtrain.stream.source import Bounds, Fetched, Listener, Record, assign_partitions
 
 _DIGITS = 16  # of milliseconds: the year 10000 has 15
 _SLICE = 1.0  # seconds that the server holds back an empty answer at most

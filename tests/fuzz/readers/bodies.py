@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 
 import streamtrain.serve.grpc.tensorflow_serving_pb2 as pb
 
+from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.grpc.server import parse_message
 from streamtrain.serve.grpc.tfserving import parse_examples as parse_proto
-from streamtrain.serve.http.inputs import InputField, RequestLimits
 from streamtrain.serve.http.openinference import parse_request, to_messages
-from streamtrain.serve.http.responses import HTTPError
 from streamtrain.serve.http.tfserving import parse_examples, parse_messages
+from streamtrain.serve.service.admission import RequestLimits
+from streamtrain.serve.service.served import InputField
 
 _INSTANCES, _BYTES = 64, 16_384
 _FIELDS = {name: InputField(name, ids=name != "p", required=False) for name in ("u", "v", "p")}

@@ -19,10 +19,11 @@ from streamtrain.errors import ShardRefused
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.server import Servicer
 from streamtrain.ps.push import DenseChange, Push, PushResult, PushStats, RowUpdate
 from streamtrain.ps.rpc import wire
-from streamtrain.ps.rpc.server import Servicer, answering, parse_request
+from streamtrain.ps.rpc.services import answering, parse_request
 from streamtrain.ps.rpc.sessions import Sessions, SessionTimeouts
 from streamtrain.ps.shard import InitialState, Run, Shard
 from streamtrain.settings.groups import PsSettings

@@ -17,13 +17,13 @@ from streamtrain.model.spec import Spec
 from streamtrain.ps.bulk import BulkSynchronous
 from streamtrain.ps.clock import Outcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
+from streamtrain.ps.nodes.shards import RunTemplate
 from streamtrain.ps.push import DenseChange, Push, RowUpdate
 from streamtrain.ps.replication.primary import State
 from streamtrain.ps.replication.state_transfer import Generation, copy_of, push_record, rows_of
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import RemoteControl
 from streamtrain.ps.shard import InitialState, Run, Shard
-from streamtrain.ps.shards import RunTemplate
 from tests.checkpoint.saved import contents, dense
 from tests.patience import PATIENCE, until
 from tests.ps.counting import SPEC, assert_exact, new_shard, pushes

@@ -18,13 +18,13 @@ from streamtrain.ps.bulk import BulkSynchronous
 from streamtrain.ps.client import any_rejected
 from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc import remote_session as remote
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, Retry, patiently
-from streamtrain.ps.rpc.server import Server
 from streamtrain.ps.rpc.sessions import SessionTimeouts
 from streamtrain.ps.shard import InitialState, Run, Shard
-from streamtrain.ps.shards import Shards
 from tests.patience import PATIENCE, until
 from tests.ps.counting import DENSE, SPEC, Log, assert_exact, new_shard, plan_of
 from tests.ps.served import COUNTING, Served, learn, push, served

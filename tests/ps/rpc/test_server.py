@@ -20,15 +20,15 @@ from streamtrain.logs import LogThrottle
 from streamtrain.ps.bulk import BulkSynchronous
 from streamtrain.ps.clock import Outcome
 from streamtrain.ps.consistency import Async, Bounded, Consistency
-from streamtrain.ps.node import Node
-from streamtrain.ps.rpc import server as answering
-from streamtrain.ps.rpc import wire
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.shards import Shards
+from streamtrain.ps.rpc import services, wire
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl
 from streamtrain.ps.rpc.security import authenticate
-from streamtrain.ps.rpc.server import Server, server_options
+from streamtrain.ps.rpc.services import server_options
 from streamtrain.ps.rpc.sessions import SessionTimeouts
 from streamtrain.ps.shard import InitialState, Run, Shard
-from streamtrain.ps.shards import Shards
 from streamtrain.settings.groups import PsSettings
 from tests.patience import PATIENCE, until
 from tests.ps.counting import DENSE, SPEC, Log, assert_exact, key
@@ -185,7 +185,7 @@ def test_damage_at_every_byte_does_no_harm() -> None:
 def test_what_is_refused_is_said_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering, "_seldom", LogThrottle())
+    monkeypatch.setattr(services, "_seldom", LogThrottle())
     with served() as of:
         victim = Victim(of)
         for _ in range(5):
@@ -446,7 +446,7 @@ class Failing:
 def test_a_push_that_fails_half_way_breaks_the_shard(
     consistency: Callable[[Shard], Consistency], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering, "_seldom", LogThrottle())
+    monkeypatch.setattr(services, "_seldom", LogThrottle())
     with served(1, consistency) as of:
         victim = Victim(of)
         of.held[0].tables[0] = Failing(of.held[0].tables[0])  # type: ignore[call-overload]  # it need not be one

@@ -23,12 +23,12 @@ from streamtrain.errors import ShardRefused
 from streamtrain.periodic import PeriodicTask
 from streamtrain.ps.client import Client
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.node import Node
+from streamtrain.ps.nodes.node import Node
+from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
-from streamtrain.ps.rpc.server import Server
 from streamtrain.ps.rpc.sessions import OpenSession
 from streamtrain.ps.rpc.shared_memory import create_lane, encode_offer, open_lane
-from streamtrain.ps.shards import Shards
 from tests.patience import PATIENCE, until
 from tests.ps.counting import assert_exact
 from tests.ps.rpc.test_remote_session import LOG, QUICK, Worker, open_gate

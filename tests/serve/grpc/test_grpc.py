@@ -16,9 +16,10 @@ import pytest
 import streamtrain.serve.grpc.open_inference_pb2 as oip
 import streamtrain.serve.grpc.tensorflow_serving_pb2 as tfs
 
-from streamtrain.serve.http.app import Server, configure, make_app
-from streamtrain.serve.http.service import ServingConfig
+from streamtrain.processes.server import Server, configure
+from streamtrain.serve.http.app import make_app
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.service.service import ServingConfig
 from streamtrain.store.publication import Weights
 from tests.patience import PATIENCE, until
 from tests.serve.http.test_openinference import priced

@@ -16,11 +16,13 @@ import pytest
 import streamtrain as stm
 from streamtrain.errors import ConfigError
 from streamtrain.model.spec import Spec
+from streamtrain.processes.server import configure, serve
 from streamtrain.serve.follower import RegistryUpdater
-from streamtrain.serve.http.app import configure, make_app, serve
-from streamtrain.serve.http.inputs import input_fields, instance_schema
-from streamtrain.serve.http.service import ServingConfig
+from streamtrain.serve.http.app import make_app
+from streamtrain.serve.http.responses import instance_schema
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.service.served import input_fields
+from streamtrain.serve.service.service import ServingConfig
 from streamtrain.testing.store import MemoryOrigin
 from tests.metrics_page import on_the_page
 from tests.patience import PATIENCE, until

@@ -14,12 +14,12 @@ from streamtrain.address import Hosts
 from streamtrain.errors import ConfigError
 from streamtrain.logs import set_up_logs
 from streamtrain.serve.client import Endpoint, EndpointError
+from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.http.app import make_app
-from streamtrain.serve.http.auth import Tokens
-from streamtrain.serve.http.responses import HTTPError
-from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.service.service import ServingConfig
+from streamtrain.serve.service.tokens import Tokens
 from tests.serve.published import counted, origin_of, publish
 from tests.serve.running import client_of, running
 

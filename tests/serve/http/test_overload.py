@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from streamtrain.serve.admission import Admission, Overloaded
-from streamtrain.serve.batcher import Batcher
+from streamtrain.serve.errors import Overloaded
 from streamtrain.serve.http.app import make_app
-from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.service.admission import Admission
+from streamtrain.serve.service.batcher import Batcher
+from streamtrain.serve.service.service import ServingConfig
 from tests.patience import PATIENCE, until
 from tests.serve.published import counted, origin_of, publish
 from tests.serve.running import client_of, running
@@ -161,7 +162,7 @@ def test_waiting_for_offsets_leaves_places_to_others(url: str, caplog: pytest.Lo
     for thread in threads:
         thread.join(PATIENCE)
     assert {one.status_code for one in answers} == {412, 503}
-    said = [one.getMessage() for one in caplog.records if one.name == "streamtrain.serve.http.service"]
+    said = [one.getMessage() for one in caplog.records if one.name == "streamtrain.serve.service.service"]
     assert len(said) <= 1  # a minute, of all tests here
     assert all(
         one.startswith("1 requests timed out waiting for their x-min-offset; the last: x-min-offset: not learned")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from streamtrain.serve.batcher import Batcher
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.service.batcher import Batcher
 from tests.serve.published import counted, origin_of, publish
 from tests.serve.running import serving
 

@@ -13,8 +13,8 @@ import pytest
 
 from streamtrain.serve.http.app import make_app
 from streamtrain.serve.http.connection import Connections
-from streamtrain.serve.http.service import ServingConfig
 from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.serve.service.service import ServingConfig
 from tests.patience import PATIENCE, until
 from tests.serve.published import counted, origin_of, publish
 from tests.serve.running import client_of, running

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit, write_part
 from streamtrain.store.checkpoint.manifest import _digest
 from streamtrain.store.checkpoint.parquet import RowPart, TablePart, Tombstones
-from streamtrain.store.checkpoint.storage import Directory
+from streamtrain.store.files import Directory
 
 ARRAYS: dict[str, NDArray[Any]] = {
     "dense": np.arange(5, dtype=np.float32),

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
 from streamtrain.store.checkpoint.checkpoint import CheckpointReader, commit, replacing, write_part
 from streamtrain.store.checkpoint.parquet import GROUP_ROWS, RowPart, TablePart
-from streamtrain.store.checkpoint.storage import Directory
+from streamtrain.store.files import Directory
 from tests.store.checkpoint.checkpoints import (
     ARRAYS,
     assert_rows,

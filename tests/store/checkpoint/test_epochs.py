@@ -13,7 +13,7 @@ from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from streamtrain.store.checkpoint.checkpoint import commit, write_part
 from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs
 from streamtrain.store.checkpoint.parquet import RowPart
-from streamtrain.store.checkpoint.storage import Directory
+from streamtrain.store.files import Directory
 from tests.store.checkpoint.checkpoints import apply, content_of, delete, files_of, keys, set_content, table
 
 FILE = "tables/item/shard-0.parquet"

@@ -9,7 +9,7 @@ import pytest
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
 from streamtrain.store.checkpoint.manifest import Manifest, decode, encode
-from streamtrain.store.checkpoint.storage import Directory, FileFacts
+from streamtrain.store.files import Directory, FileFacts
 
 WHERE = Directory(Path("/epoch"))
 
