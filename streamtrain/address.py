@@ -5,7 +5,8 @@ import ipaddress
 import random
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -97,6 +98,40 @@ def parse_address(text: str, name: str, *, any_port: bool = False) -> Address:
             f'{name} must be "host:port", "[ipv6]:port" (port {lowest} to 65535) or "unix:path", not {text!r}'
         )
     return address
+
+
+def parse_listener(text: str, name: str, what: str) -> Address:
+    """An address to listen at, over TCP; port 0 picks a free one.
+
+    Args:
+        text: "host:port" or "[ipv6]:port".
+        name: of the setting, for the message.
+        what: is served there, in the plural.
+
+    Raises:
+        ConfigError: it is not a TCP address.
+    """
+    address = parse_address(text, name, any_port=True)
+    if address.path:
+        raise ConfigError(f'{what} are served over TCP only: use "host:port", not {text!r}')
+    return address
+
+
+@contextmanager
+def binding(address: object, name: str) -> Iterator[None]:
+    """A socket is bound in here.
+
+    Args:
+        address: where.
+        name: of its setting.
+
+    Raises:
+        ConfigError: instead of what sockets and gRPC raise where it cannot be bound.
+    """
+    try:
+        yield
+    except (OSError, UnicodeError, RuntimeError) as exc:  # UnicodeError: the host is no name
+        raise ConfigError(f"cannot bind {address} ({name}): in use, or not an address of this machine") from exc
 
 
 def _parse(text: str) -> Address | None:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, make_w
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from streamtrain.address import Address, Hosts, parse_address
+from streamtrain.address import Address, Hosts, parse_listener
 from streamtrain.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -81,9 +81,7 @@ def serve(address: str, registry: CollectorRegistry) -> Endpoint:
     Raises:
         ConfigError: it cannot listen there.
     """
-    target = parse_address(address, "the address of metrics", any_port=True)
-    if target.path:
-        raise ConfigError(f'metrics are served over TCP only: use "host:port", not {address!r}')
+    target = parse_listener(address, "the address of metrics", "metrics")
     try:
         server, thread = start_http_server(target.port, target.host, registry)
     except (OSError, UnicodeError) as exc:  # UnicodeError: the host cannot be encoded as a name

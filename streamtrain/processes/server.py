@@ -11,7 +11,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from streamtrain.address import parse_address
+from streamtrain.address import parse_listener
 from streamtrain.errors import ConfigError
 from streamtrain.memory import freeze_heap
 from streamtrain.serve.grpc.openinference import OpenInference
@@ -42,9 +42,7 @@ def configure(app: FastAPI, address: str, *, log_level: str = "warning") -> uvic
     Raises:
         ConfigError: the address is not a TCP address.
     """
-    target = parse_address(address, "the address to serve at", any_port=True)
-    if target.path:
-        raise ConfigError(f'predictions are served over TCP only: use "host:port", not {address!r}')
+    target = parse_listener(address, "the address to serve at", "predictions")
     connections: Connections = getattr(app.state, "connections", None) or Connections()
     return uvicorn.Config(
         app,

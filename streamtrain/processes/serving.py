@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from streamtrain.address import Hosts, parse_address
+from streamtrain.address import Hosts, binding, parse_address, parse_listener
 from streamtrain.cluster.client import CoordinatorClient, Heartbeat
 from streamtrain.cluster.members import SERVER
 from streamtrain.errors import ConfigError
@@ -59,20 +59,14 @@ def listening(chosen: ServeSettings) -> Iterator[list[socket.socket]]:
         ConfigError: an address is wrong, in use, or not of this machine.
     """
     address = chosen.listen
-    place = parse_address(address, "serve.listen", any_port=True)
-    if place.path:
-        raise ConfigError(f'predictions are served over TCP only: give "host:port", not {address!r}')
+    place = parse_listener(address, "serve.listen", "predictions")
     sockets: list[socket.socket] = []
     with ExitStack() as stack:
-        try:
+        with binding(address, "serve.listen"):
             resolved = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, _, _, _, where in resolved if place.port else resolved[:1]:
                 one = socket.create_server(where[:2], family=family, backlog=_BACKLOG)
                 sockets.append(stack.enter_context(one))
-        except (OSError, UnicodeError) as exc:  # the latter of names that are none
-            raise ConfigError(
-                f"cannot bind {address} (serve.listen): in use, or not an address of this machine"
-            ) from exc
         stack.enter_context(_reserved(chosen.grpc_listen))
         yield sockets
 
@@ -92,17 +86,13 @@ def _reserved(address: str | None) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        try:
+        with binding(address, "serve.grpc_listen"):
             family, _, _, _, where = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0]
             with socket.create_server(where[:2], family=family):
                 pass  # else another program that shares the port would get some of the connections
             kept = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             kept.bind(where[:2])
-        except (OSError, UnicodeError) as exc:
-            raise ConfigError(
-                f"cannot bind {address} (serve.grpc_listen): in use, or not an address of this machine"
-            ) from exc
         yield
 
 

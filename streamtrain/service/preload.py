@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 from streamtrain.child_process import start_child
 from streamtrain.errors import StreamtrainError
+from streamtrain.service.start_tensorflow import import_tensorflow
 
 logger = logging.getLogger(__name__)
 
@@ -335,7 +336,7 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: it is for the parent
     try:
-        importlib.import_module("streamtrain.cli.terminal").import_tensorflow()
+        import_tensorflow()
         for module in _MODULES:
             importlib.import_module(module)
     except BaseException as exc:

@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from streamtrain.address import parse_address
-from streamtrain.errors import ConfigError, StreamtrainError
+from streamtrain.address import binding, parse_listener
+from streamtrain.errors import StreamtrainError
 from streamtrain.logs import REQUEST
 from streamtrain.serve.errors import HTTPError, Overloaded, to_http_error
 from streamtrain.serve.service.admission import Admitted
@@ -118,15 +118,9 @@ class GrpcServer:
         Raises:
             ConfigError: the address is not a TCP address, in use, or not of this machine.
         """
-        target = parse_address(address, "serve.grpc_listen", any_port=True)
-        if target.path:
-            raise ConfigError(f'predictions are served over TCP only: use "host:port", not {address!r}')
-        try:
+        target = parse_listener(address, "serve.grpc_listen", "predictions")
+        with binding(address, "serve.grpc_listen"):
             port = int(self._server.add_insecure_port(str(target)))
-        except RuntimeError as exc:
-            raise ConfigError(
-                f"cannot bind {address} (serve.grpc_listen): in use, or not an address of this machine"
-            ) from exc
         await self._server.start()
         logger.info("serving gRPC at %s", address if target.port else f"port {port}")
         return port

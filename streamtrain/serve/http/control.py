@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 
 from streamtrain.errors import ArmNotLoaded, GateClosed, NothingBefore, Pinned, Superseded, TrafficRefused
 from streamtrain.serve.errors import HTTPError
-from streamtrain.serve.http.requests import client_address, read_body
+from streamtrain.serve.http.requests import client_address, parse_body, read_body
 from streamtrain.serve.http.responses import documented, json_response, request_body
 from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.serve.routing.router import Router
@@ -127,10 +127,8 @@ def routes(service: Service) -> list[BaseRoute]:
     )
     async def promote(name: str, request: Request) -> Response:
         model = find(request, name)
-        try:
-            body = _read_promotion(await read_body(service, request))
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-            raise HTTPError(400, f'the body must be {{"version": NUMBER}} or {{"version": "head"}}: {exc}') from exc
+        expected = 'the body must be {"version": NUMBER} or {"version": "head"}'
+        body = parse_body(_read_promotion, await read_body(service, request), expected)
         return await run(
             model, lambda: model.selection.promote(body.version, _who(request), body.why, force=body.force)
         )
@@ -144,10 +142,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def rollback(name: str, request: Request) -> Response:
         model = find(request, name)
         body = await read_body(service, request)
-        try:
-            why = _read_rollback(body).why if body else ""
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-            raise HTTPError(400, f'the body must be empty or {{"why": TEXT}}: {exc}') from exc
+        why = parse_body(_read_rollback, body, 'the body must be empty or {"why": TEXT}').why if body else ""
         return await run(model, lambda: model.selection.rollback(_who(request), why))
 
     @api.get(
@@ -192,10 +187,8 @@ def _add_traffic(api: APIRouter, service: Service, find: Callable[[Request, str]
     async def change(name: str, request: Request) -> Response:
         model = find(request, name)
         control = model.control
-        try:
-            body = _read_traffic(await read_body(service, request))
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-            raise HTTPError(400, f'the body must be like {{"weights": {{"prod": 95, "canary": 5}}}}: {exc}') from exc
+        expected = 'the body must be like {"weights": {"prod": 95, "canary": 5}}'
+        body = parse_body(_read_traffic, await read_body(service, request), expected)
         if control is None:
             raise HTTPError(409, "there is no Redis in which the traffic could be set for all servers: set publish.url")
         try:

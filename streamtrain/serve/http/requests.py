@@ -1,7 +1,9 @@
 """Requests for predictions over HTTP: their bodies, and how they are admitted and counted."""
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
@@ -13,6 +15,10 @@ from streamtrain.serve.http.responses import error_response
 from streamtrain.serve.service.admission import Admitted
 from streamtrain.serve.service.served import Target
 from streamtrain.serve.service.service import Service
+
+T = TypeVar("T")
+UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What msgspec raises for bytes that it cannot read."""
 
 
 async def answer(
@@ -31,6 +37,23 @@ async def answer(
         response = error_response(exc)
     service.metrics.answered(protocol, response.status_code)
     return response
+
+
+def parse_body(read: Callable[[bytes], T], body: bytes, expected: str) -> T:
+    """What a body says.
+
+    Args:
+        read: a decoder of msgspec, with what it calls.
+        body: the body.
+        expected: what it must be, for the message.
+
+    Raises:
+        HTTPError: 400, it is something else.
+    """
+    try:
+        return read(body)
+    except UNREADABLE as exc:
+        raise HTTPError(400, f"{expected}: {exc}") from exc
 
 
 async def read_body(service: Service, request: Request, admitted: Admitted | None = None) -> bytes:

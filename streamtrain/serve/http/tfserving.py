@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from streamtrain.model.model import Model
 from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.http.middleware import RawRoute
-from streamtrain.serve.http.requests import answer, read_body
+from streamtrain.serve.http.requests import UNREADABLE, answer, parse_body, read_body
 from streamtrain.serve.http.responses import (
     any_of,
     documented,
@@ -114,7 +114,7 @@ def parse_messages(body: bytes, fields: Mapping[str, InputField], limits: Reques
             return _unboxed(rows, fields), False
         if request.inputs is not UNSET and request.instances is UNSET:
             return _from_columns(request.inputs, fields, limits), True
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise HTTPError(400, f"the body is not a prediction request: {exc}") from exc
     raise HTTPError(400, 'the body must have either "instances" (rows) or "inputs" (columns)')
 
@@ -137,7 +137,7 @@ def _unboxed(rows: list[bytes], fields: Mapping[str, InputField]) -> list[bytes]
 def _with_numbers(row: bytes, fields: Mapping[str, InputField]) -> bytes:
     try:
         features = msgspec.json.decode(row, type=dict[str, Raw])
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         return row  # which the model's decoder refuses
     values = ((name, _column(fields[name], [one])[0] if name in fields else one) for name, one in features.items())
     return b"{%s}" % b",".join(msgspec.json.encode(name) + b":" + bytes(value) for name, value in values)
@@ -172,7 +172,7 @@ def _decoded(instance: bytes, fields: Mapping[str, InputField]) -> bytes:
     try:
         features = msgspec.json.decode(instance, type=dict[str, Raw])
         values = {name: msgspec.json.decode(one) for name, one in features.items() if b'"b64"' in bytes(one)}
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise HTTPError(400, f"an instance is malformed: {exc}") from exc
     if [*features] == ["b64"]:
         raise HTTPError(
@@ -201,10 +201,7 @@ def parse_examples(body: bytes, fields: Mapping[str, InputField], limits: Reques
         HTTPError: 400, the body is malformed; 413, there are too many, or too large with their context.
         Overloaded: see `RequestLimits`.
     """
-    try:
-        request = _read_examples(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        raise HTTPError(400, f"the body is not a request with examples: {exc}") from exc
+    request = parse_body(_read_examples, body, "the body is not a request with examples")
 
     def parts_of(features: dict[str, Raw]) -> dict[str, bytes]:
         return {

@@ -190,7 +190,7 @@ def test_what_is_refused_is_said_once_a_minute(
         victim = Victim(of)
         for _ in range(5):
             assert victim.raw().say(victim.join(shards=7)).refusal()[0] == MISMATCH
-    (said,) = [one.getMessage() for one in caplog.records if one.name == "streamtrain.ps.rpc.server"]
+    (said,) = [one.getMessage() for one in caplog.records if one.name == "streamtrain.ps.rpc.services"]
     assert said == "1 requests refused: shard 0 has number of shards 2, but the worker expects 7"
 
 
@@ -457,7 +457,7 @@ def test_a_push_that_fails_half_way_breaks_the_shard(
             assert "shard 0 must be restarted from a checkpoint: a push failed midway: MemoryError: no mem" in details
         assert victim.counters()["failed_ShardBroken"] == 3
         assert not of.held[0].clock()
-        (said,) = [one for one in caplog.records if one.name == "streamtrain.ps.rpc.server"]  # of three
+        (said,) = [one for one in caplog.records if one.name == "streamtrain.ps.rpc.services"]  # of three
         assert said.levelno == logging.ERROR
         assert said.getMessage().startswith("shard 0 must be restarted from a checkpoint: a push failed midway")
         with pytest.raises(ShardBroken, match="must be restarted"):
