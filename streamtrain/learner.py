@@ -378,7 +378,7 @@ class Learner:
             window: see Learner.
             future_after: see Learner.
             evolve: whether the model may have changed: rows, weights and optimizer state are kept where they fit, and
-                the rest begins anew; see docs/evolve.md.
+                the rest begins anew; see docs/change.md.
             allow: what may be lost by that: "drop" the rows of tables that the model no longer has, "truncate" rows
                 whose dim has become smaller, "meaning" where a feature is read or made in another way.
 
