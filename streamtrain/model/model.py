@@ -6,6 +6,7 @@ inference graph, and no vocabulary size exists anywhere.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import math
@@ -132,6 +133,17 @@ class Model:
         given = {name: getattr(self, name) for name in names}
         given |= {"loss": self.losses, "keep": self.sampling and self.sampling.rates}
         return Model(**(given | options))
+
+    def named(self, name: str) -> Model:
+        """This model under another name, with the same graph; see `replace` for one of its own.
+
+        Raises:
+            ConfigError: the name is wrong.
+        """
+        other = copy.copy(self)
+        other.name = name
+        other._check_options()
+        return other
 
     def _check_options(self) -> None:
         if not isinstance(self.schema, Schema):

@@ -27,6 +27,7 @@ from streamtrain.publish.versions import VersionControl
 from streamtrain.quality.comparison import ComparisonReader
 from streamtrain.serve.feedback.feedback import make_feedback
 from streamtrain.serve.follower import RegistryUpdater
+from streamtrain.serve.graph import Graph
 from streamtrain.serve.http.app import make_app
 from streamtrain.serve.leases import VersionLeases
 from streamtrain.serve.predictor import WARM_SIZES
@@ -359,15 +360,17 @@ def follow_all(load: Load, settings: Settings) -> tuple[list[RegistryUpdater], d
         return [follow(load(None), settings)], {}
     followers: list[RegistryUpdater] = []
     failed: dict[str, str] = {}
-    loaded: dict[str, Model] = {}
+    loaded: dict[str, tuple[Model, Graph]] = {}  # models of one file differ in their rows and weights alone
     for name, file in names.items():
         try:
             if file not in loaded:
-                loaded[file] = load(file or None)
+                model = load(file or None)
+                loaded[file] = model, Graph(model)
+            model, graph = loaded[file]
             publish = settings.publish.model_copy(update={"model": name})
             checkpoint = settings.checkpoint.model_copy(update={"url": None})  # whose rows may be another model's
             one = settings.model_copy(update={"publish": publish, "checkpoint": checkpoint})
-            followers.append(follow(loaded[file].replace(name=name), one))
+            followers.append(follow(model.named(name), one, graph))
         except ConfigError as exc:
             failed[name] = str(exc)
             logger.error("model %s cannot be served: %s", name, exc)
@@ -376,8 +379,13 @@ def follow_all(load: Load, settings: Settings) -> tuple[list[RegistryUpdater], d
     return followers, failed
 
 
-def follow(model: Model, settings: Settings) -> RegistryUpdater:
+def follow(model: Model, settings: Settings, graph: Graph | None = None) -> RegistryUpdater:
     """A registry with its updater, as configured; not started yet. `check_serving` has passed.
+
+    Args:
+        model: that is served.
+        settings: of the process.
+        graph: of the model, if there is one already; else it is traced, which takes most of a process's start.
 
     Raises:
         ConfigError: there is no Redis in which rows can be looked up.
@@ -396,6 +404,7 @@ def follow(model: Model, settings: Settings) -> RegistryUpdater:
             hold=leases.loading,
             cache_bytes=chosen.cache_bytes if caches else None,
             resident_changed=leases.changed,
+            graph=graph,
         )
         promoter = VersionControl(versions, settings.gate)
         fallback = None if caches else checkpoints
@@ -405,7 +414,7 @@ def follow(model: Model, settings: Settings) -> RegistryUpdater:
     if caches:
         raise ConfigError("serve.lookup = cache looks rows up in Redis: set publish.url")
     assert checkpoints is not None  # else `check_serving` has raised
-    return RegistryUpdater(Registry(model, checkpoints, limit=chosen.resident), serve=version, every=every)
+    return RegistryUpdater(Registry(model, checkpoints, limit=chosen.resident, graph=graph), serve=version, every=every)
 
 
 def _version(text: str) -> Version | None:

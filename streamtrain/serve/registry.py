@@ -31,13 +31,14 @@ class Registry:
     """Publications of one model, loaded from an origin. Thread-safe.
 
     Args:
-        model: to serve. Its graph is built, so TensorFlow is loaded.
+        model: to serve; TensorFlow is loaded.
         origin: where publications come from.
         limit: versions that are loaded at the same time, in addition to the head; those served longest ago are dropped.
         hold: a context that keeps a version from being deleted while it is loaded.
         cache_bytes: memory for cached rows of each, the others being looked up; None: all rows are loaded.
         resident_changed: called with the numbers of the loaded versions when they change, 0 for the head; it blocks
             swaps.
+        graph: of the model, if it is traced already; None: it is built and traced here.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Registry:
         hold: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext,
         cache_bytes: int | None = None,
         resident_changed: Callable[[frozenset[int]], object] = lambda versions: None,
+        graph: Graph | None = None,
     ) -> None:
         if limit < 1:
             raise ConfigError(f"the limit of loaded versions must be at least 1, not {limit}")
@@ -59,7 +61,7 @@ class Registry:
         self.swaps = {"promote": 0, "rollback": 0, "step": 0, "reload": 0}
         self.refused = 0
         self._throttle, self._logged = LogThrottle(), ""
-        self.graph = Graph(model)
+        self.graph = graph or Graph(model)
         self._spec = Spec.of(model)
         self._resident: dict[Version, Predictor] = {}
         self._labels: dict[str, int] = {}

@@ -64,8 +64,7 @@ def make_app(
             one.start()
         await service.wait_loaded()
         yield
-        for one in updaters:
-            await asyncio.to_thread(one.close)
+        await asyncio.gather(*(asyncio.to_thread(one.close) for one in updaters))
         service.close()
         await asyncio.to_thread(service.feedback.close)
 
