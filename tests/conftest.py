@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+# Models of tests import what is beside them; and what has the same environment is forked from the same process.
+os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent.parent))
 # Before TensorFlow is imported, which reads them once. It greets with lines about instruction sets, and what XLA has
 # compiled is shared by all processes of all tests, as each would take some seconds for the same graphs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -22,11 +22,13 @@ def until(
         doing: what is done between two questions; a pause if it is None.
         told: what to say of it if it does not happen.
     """
-    deadline, pause = time.monotonic() + seconds, 0.001
+    began, pause = time.monotonic(), 0.001
     while not condition():
-        assert time.monotonic() < deadline, told() if told else "it does not happen"
+        waited = time.monotonic() - began
+        assert waited < seconds, told() if told else "it does not happen"
         if doing:
             doing()
             continue
-        pause = min(2 * pause, 0.05)  # often at first; who waits for long leaves the processor to others
+        # Often at first; who waits for long leaves the processor to others.
+        pause = min(2 * pause, max(0.05, min(0.25, waited / 20)))
         time.sleep(pause)

@@ -129,6 +129,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backups", nargs="*", choices=MODELS, default=MODELS[:1], help="their shards have some")
     parser.add_argument("--join", action=argparse.BooleanOptionalAction, default=True, help="joiners beside them")
     parser.add_argument("--folder", type=Path, help="for data and logs, which stay; a temporary one")
+    parser.add_argument("--loopback", action="store_true", help="as if not root; processes share what they import")
     parser.add_argument("--contained", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(given)
 
@@ -136,7 +137,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Runs it, in a container if there can be one."""
     args = parse()
-    if not args.contained and (words := container()) is not None:
+    if not (args.contained or args.loopback) and (words := container()) is not None:
         command = [*words, sys.executable, "-m", "tests.chaos", *sys.argv[1:], "--contained"]
         os.execvp(command[0], command)
     args.seed = random.randrange(1 << 32) if args.seed is None else args.seed

@@ -16,6 +16,7 @@ from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.cluster.status_reader import StatusReader
 from streamtrain.errors import ShardError
 from streamtrain.ps.rpc.security import Security
+from streamtrain.service.preload import Preloader
 from streamtrain.service.programs import Program
 from streamtrain.service.supervisor import Supervisor
 from streamtrain.settings.load import load_settings
@@ -99,7 +100,10 @@ class Service:
         self.stream = open_stream(self.settings.stream)
         self.stream.create(PARTITIONS)
         programs = [self._program(name) for name in self.names]
-        self._supervisor = Supervisor(programs, self._write, standby_after=30.0)
+        preloaded = [one for one in programs if one.preload]
+        # Serving processes are started by one of them, which gets a preloader from this one.
+        preloader = Preloader(preloaded[0].environment, hands_on=True) if preloaded else None
+        self._supervisor = Supervisor(programs, self._write, standby_after=30.0, preloader=preloader)
         self._lock = threading.Lock()
         self._logs = {name: (self._folder / f"{name}.log").open("a") for name in self.names}
 
@@ -311,7 +315,7 @@ def until(condition: Callable[[], object], seconds: float) -> bool:
     while not condition():
         if time.monotonic() > deadline:
             return False
-        pause.wait(0.1)
+        pause.wait(0.25)
     return True
 
 

@@ -40,7 +40,15 @@ def test_all_counts_are_exact_whatever_happens(tmp_path: Path) -> None:
         "--kinds",
         *KINDS,
     ]
-    command += ["--longest=3", "--pause=0.5", "--deadline=300", "--seed=1", f"--report={report}"]
+    command += [
+        "--loopback",
+        "--every=0.3",
+        "--longest=3",
+        "--pause=0.5",
+        "--deadline=300",
+        "--seed=1",
+        f"--report={report}",
+    ]
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, timeout=1200)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

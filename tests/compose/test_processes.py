@@ -74,13 +74,13 @@ class Containers:
                 self.wait_until(partial(self._is_well, program))
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Asks four times a second, as it takes whole processes to answer; all of them have to stay."""
+        """Asks once a second, as it takes whole processes to answer; all of them have to stay."""
         pause = threading.Event()
 
         def look() -> None:
             ended = [name for name, one in self.running.items() if one.poll() is not None]
             assert not ended, f"{ended} have ended\n{self.said()}"
-            pause.wait(0.25)
+            pause.wait(1.0)
 
         until(condition, doing=look, told=lambda: f"it does not happen\n{self.said()}")
 

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -57,13 +58,19 @@ KILLED = (  # the second server long after the first, which takes its time to lo
 )
 
 
-HOME = tempfile.TemporaryDirectory()
-"""Of all processes of `up`: they can be forked from one that has the same."""
+@cache
+def old_java() -> "tempfile.TemporaryDirectory[str]":
+    """A folder with a Java that is too old for Kafka."""
+    folder = tempfile.TemporaryDirectory()
+    java = Path(folder.name, "java")
+    java.write_text("#!/bin/sh\necho 'openjdk version \"8\"' >&2\n")
+    java.chmod(0o755)
+    return folder
 
 
 def environment() -> dict[str, str]:
-    """Kafka's jars are looked for at home, so there are none: the stream is the embedded Redis stream."""
-    return os.environ | {"HOME": HOME.name, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    """Kafka cannot be run, so the stream is the embedded Redis stream."""
+    return os.environ | {"PATH": f"{old_java().name}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
 
 
 def command(folder: Path, *options: str, settings: tuple[str, ...] = ()) -> list[str]:

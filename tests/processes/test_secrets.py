@@ -17,7 +17,6 @@ from tests import commands
 from tests.patience import PATIENCE, until
 from tests.ports import free_ports
 
-ROOT = str(Path(__file__).parents[2])
 MODEL = "from tests.serve.published import counted\nmodel = counted()\n"
 
 # Each is in no other word, so that whatever is left of one is found.
@@ -95,11 +94,7 @@ def environment_of(folder: Path, redis: str, ports: dict[str, int], **more: str)
     } | more
     assert {"SECURITY__TOKEN", "SERVE__ADMIN_TOKEN", "SERVE__READ_TOKEN", "STREAM__KAFKA"} <= {*given}
     named = {f"STREAMTRAIN_{key}": value for key, value in given.items()}
-    return (
-        {name: of for name, of in os.environ.items() if not name.startswith("STREAMTRAIN_")}
-        | named
-        | {"PYTHONPATH": ROOT}
-    )
+    return {name: of for name, of in os.environ.items() if not name.startswith("STREAMTRAIN_")} | named
 
 
 @pytest.fixture
@@ -167,7 +162,7 @@ def test_up_says_no_password_that_is_right(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     inherited = {name: of for name, of in os.environ.items() if not name.startswith("STREAMTRAIN_")}
     with Valkey(password=PASSWORDS["redis"]) as server:
-        urls = {f"STREAMTRAIN_{key}__URL": server.url for key in ("STREAM", "PUBLISH")} | {"PYTHONPATH": ROOT}
+        urls = {f"STREAMTRAIN_{key}__URL": server.url for key in ("STREAM", "PUBLISH")}
         words = ("up", "--model", "model.py:model", "--topic", "clicks", "--listen", f"127.0.0.1:{free_ports(1)[0]}")
         few = ("--set", "up.workers=1", "--set", "up.ps=1", "--set", "up.standby=false")
         one = Role(tmp_path, inherited | urls, "up", *words, *few, failed="partitions assigned")

@@ -22,7 +22,6 @@ from tests.patience import PATIENCE, until
 from tests.ports import free_ports
 from tests.serve.in_redis import PREDICT, InRedis
 
-ROOT = str(Path(__file__).parent.parent.parent)
 MODEL = "from tests.serve.published import counted\nmodel = counted()\n"
 BODY = {"instances": [{"user": "u1"}]}
 
@@ -38,7 +37,7 @@ class Server:
             self.process = commands.start(
                 [*commands.COMMAND, "serve", "--model", "model.py:model", *given],
                 cwd=folder,
-                env=os.environ | {"PYTHONPATH": ROOT},
+                env=os.environ,
                 stdout=log,
                 stderr=log,
             )
@@ -167,7 +166,7 @@ def test_a_standby_serves_once_it_is_told_whose_place_it_takes(tmp_path: Path) -
         with commands.start(
             [*command, "--index", "0", "--standby"],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": ROOT},
+            env=os.environ,
             pass_fds=[fd],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -198,7 +197,7 @@ def test_a_standby_that_is_not_needed_ends(tmp_path: Path) -> None:
         done = commands.run(
             [*commands.COMMAND, *command, "--set", "publish.url=redis://localhost:1"],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": ROOT},
+            env=os.environ,
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
             capture_output=True,

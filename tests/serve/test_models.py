@@ -13,7 +13,6 @@ from tests import commands
 from tests.metrics_page import on_the_page
 from tests.patience import PATIENCE, until
 from tests.ports import free_ports
-from tests.processes.test_serving import ROOT
 from tests.serve.in_redis import InRedis
 from tests.serve.published import counted
 from tests.serve.running import TOKEN, client_of
@@ -42,7 +41,7 @@ class Serving:
             self.process = commands.start(
                 [*command, *(word for key, value in given.items() for word in ("--set", f"{key}={value}"))],
                 cwd=folder,
-                env=os.environ | {"PYTHONPATH": ROOT},
+                env=os.environ,
                 stdout=log,
                 stderr=log,
             )
