@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 
 from streamtrain.join.buffer import Buffer, Memory
-from streamtrain.join.engine import Label, PartitionJoin, Rules
-from streamtrain.join.messages import MessageReader
+from streamtrain.join.engine import JoinLabel, PartitionJoin, Rules
+from streamtrain.join.messages import JoinReader
 from streamtrain.settings.groups import JoinSettings
 from streamtrain.stream.source import Fetched
 
@@ -48,9 +48,9 @@ def main() -> None:
     parser.add_argument("--memory-bytes", type=int, default=JoinSettings().memory_bytes)
     arguments = parser.parse_args()
     settings = JoinSettings(impressions="i", outcomes="o")
-    reader = MessageReader(settings, 300.0)
+    reader = JoinReader(settings, 300.0)
     buffer = Buffer(Memory(arguments.memory_bytes))
-    join = PartitionJoin(Rules((Label("click", frozenset({"click"}), arguments.wait),), grace=60.0), buffer=buffer)
+    join = PartitionJoin(Rules((JoinLabel("click", frozenset({"click"}), arguments.wait),), grace=60.0), buffer=buffer)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, events, most, files, offsets = 0.0, 0, 0, 0, [0, 0]
     for logs in messages(arguments.impressions, arguments.outcomes, arguments.fields):

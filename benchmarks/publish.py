@@ -23,7 +23,7 @@ from harness.processes import Processes, exit_on_sigterm, free_addresses
 from harness.training import TOPOLOGIES, Run, add_arguments, shards_of, start_workers
 
 from streamtrain.embedded.valkey import Valkey
-from streamtrain.store.redis.log import Committed
+from streamtrain.store.redis.log import CommittedPublication
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.store.redis.server import RedisServer
 
@@ -74,7 +74,7 @@ def published(url: str, name: str, run: Run) -> dict[str, Any]:
     }
 
 
-def _log(place: RedisModel) -> Iterator[Committed]:
+def _log(place: RedisModel) -> Iterator[CommittedPublication]:
     """The publications that the log still has, except the first."""
     head = place.head()
     if head is None:

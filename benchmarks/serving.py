@@ -113,7 +113,7 @@ def _empty_service() -> grpc.GenericRpcHandler:
 
 def ours(ready: Any, workload: str, rows: int, log: str | None = None) -> None:
     """Runs the real one, with `rows` rows and the initial dense weights; `log` is the topic of impressions."""
-    from streamtrain.processes.server import Server, configure
+    from streamtrain.processes.server import PredictionServer, configure
     from streamtrain.serve.feedback.feedback import make_feedback
     from streamtrain.serve.http.app import make_app
     from streamtrain.serve.registry import HEAD, Registry
@@ -130,7 +130,7 @@ def ours(ready: Any, workload: str, rows: int, log: str | None = None) -> None:
     gc.collect()
     gc.freeze()
 
-    class Reporting(Server):
+    class Reporting(PredictionServer):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             port = self.servers[0].sockets[0].getsockname()[1]

@@ -24,7 +24,7 @@ from streamtrain.model.sampling import Sampler
 from streamtrain.model.schema import birth_settings
 from streamtrain.model.spec import Spec, shard_slice
 from streamtrain.ps.client import Client, total_stats
-from streamtrain.ps.clock import Outcome, Progress, Span
+from streamtrain.ps.clock import Progress, PushOutcome, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.push import PushStats
 from streamtrain.ps.session import LocalSession
@@ -460,7 +460,7 @@ class Learner:
         span = Span(0, self.samples, self.samples + len(batch))
         try:
             pushed = self._trainer.push(pulling, result, spans=[span], watermark=int(watermark)).wait()
-            if any(shard.outcome is not Outcome.APPLIED for shard in pushed):
+            if any(shard.outcome is not PushOutcome.APPLIED for shard in pushed):
                 outcomes = ", ".join(shard.outcome.name for shard in pushed)
                 raise ShardBroken(
                     f"samples {span.start} to {span.end - 1} must be new to all shards, but are {outcomes}"

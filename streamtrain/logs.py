@@ -13,7 +13,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 from streamtrain.address import redacted
 
-Format = Literal["text", "json"]
+LogFormat = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 
 REQUEST: ContextVar[str] = ContextVar("request", default="")
@@ -22,7 +22,9 @@ REQUEST: ContextVar[str] = ContextVar("request", default="")
 _handlers: list[logging.Handler] = []  # added here; handlers of others stay
 
 
-def set_up_logs(format_: Format = "text", level: Level = "info", process: str = "", index: int | None = None) -> None:
+def set_up_logs(
+    format_: LogFormat = "text", level: Level = "info", process: str = "", index: int | None = None
+) -> None:
     """Configures the root logger to write to standard error; a second call replaces the first.
 
     Args:

@@ -29,7 +29,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     """Says something by a logger of ours, and gives what is written."""
     stream = io.StringIO()
 
-    def say(format_: logs.Format, level: logs.Level, *what: object, process: str = "ps:1", **options: Any) -> str:
+    def say(format_: logs.LogFormat, level: logs.Level, *what: object, process: str = "ps:1", **options: Any) -> str:
         monkeypatch.setattr(sys, "stderr", stream)
         logs.set_up_logs(format_, level, process)
         logging.getLogger("streamtrain.ps").log(*what, **options)  # type: ignore[arg-type]

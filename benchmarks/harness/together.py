@@ -14,7 +14,7 @@ from harness.models import metrics_of
 from streamtrain.model.spec import Spec
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
-from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.server import ShardServer
 from streamtrain.ps.nodes.shards import RunTemplate, Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
 from streamtrain.stream.formats.factory import JsonFormat
@@ -152,7 +152,7 @@ def learn_together(
         partitions[partition].append(message)
     arrivals = Arrivals(order, workers, batch_size * workers * (1 + ahead))
     nodes = [Node(i, SHARDS, Async) for i in range(SHARDS)]
-    servers = [Server(node) for node in nodes]
+    servers = [ShardServer(node) for node in nodes]
     targets = [f"127.0.0.1:{server.grpc.add_insecure_port('127.0.0.1:0')}" for server in servers]
     for server in servers:
         server.start()

@@ -16,7 +16,7 @@ from streamtrain.ps.nodes.shards import Control
 from streamtrain.ps.rpc import wire
 from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit
 from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs
-from streamtrain.store.checkpoint.manifest import Kind
+from streamtrain.store.checkpoint.manifest import EpochKind
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Checkpointer:
             parts: list[ShardFiles] = [json.loads(part) for part in of_all(lambda control: control.write(epoch))]
         clocks = [{int(partition): at for partition, at in part["about"]["clock"].items()} for part in parts]
         aligned = all(clock == clocks[0] for clock in clocks)
-        kind: Kind = "full" if base is None else "delta"
+        kind: EpochKind = "full" if base is None else "delta"
         about = {**_about(statuses[0]), "aligned": aligned, "time": time.time()}
         named: Any = {"base": base.epoch, "base_digest": base.digest} if base else {}
         commit(self._epochs.directory(epoch), about, parts, kind=kind, **named)

@@ -36,7 +36,7 @@ _STATE = {"sgd": (0, 0), "adagrad": (1, 0), "rowwise_adagrad": (0, 1), "adam": (
 _RATES = ("rate", "initial_accumulator", "epsilon", "decay", "beta1", "beta2", "beta", "l1", "l2")
 
 
-class Change(NamedTuple):
+class PlannedChange(NamedTuple):
     """One line of a plan.
 
     Attributes:
@@ -148,7 +148,7 @@ class Evolution:
         return {one["name"]: TableEvolution(old[one["name"]], one) for one in self.new.tables if one["name"] in old}
 
     @cached_property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[PlannedChange, ...]:
         """All lines of the plan, what is kept as it is included."""
         return (
             *self._table_changes(),
@@ -163,7 +163,7 @@ class Evolution:
         """Whether the models differ in what shards and checkpoints must agree on."""
         return self.old.identity != self.new.identity
 
-    def missing(self, allow: Collection[str]) -> list[Change]:
+    def missing(self, allow: Collection[str]) -> list[PlannedChange]:
         """The changes that need to be allowed and are not."""
         return [one for one in self.changes if one.needs and one.needs not in allow]
 
@@ -186,20 +186,20 @@ class Evolution:
 
     # --- tables ---
 
-    def _table_changes(self) -> Iterator[Change]:
+    def _table_changes(self) -> Iterator[PlannedChange]:
         for one in self.new.tables:
             name = one["name"]
-            yield self._kept_table(name) if name in self.tables else Change("table", name, "new")
+            yield self._kept_table(name) if name in self.tables else PlannedChange("table", name, "new")
         for one in self.old.tables:
             if one["name"] not in self.tables:
                 name = one["name"]
                 needs = "drop" if self.rows.get(name, 1) else ""
-                yield Change("table", name, "dropped", f"{self._counted(name)} would be lost", needs)
+                yield PlannedChange("table", name, "dropped", f"{self._counted(name)} would be lost", needs)
 
     def _counted(self, name: str) -> str:
         return f"{self.rows[name]:,} rows" if name in self.rows else "its rows"
 
-    def _kept_table(self, name: str) -> Change:
+    def _kept_table(self, name: str) -> PlannedChange:
         one, details = self.tables[name], []
         old_dim, dim = one.old["dim"], one.new["dim"]
         if dim > old_dim:
@@ -213,48 +213,50 @@ class Evolution:
                 details.append(f"{option} {one.old.get(option)} -> {one.new.get(option)}")
         kept = f"{self._counted(name)} kept" if name in self.rows else ""
         detail = ", ".join(filter(None, [kept, *details]))
-        return Change("table", name, "changed" if details else "kept", detail, "truncate" if dim < old_dim else "")
+        return PlannedChange(
+            "table", name, "changed" if details else "kept", detail, "truncate" if dim < old_dim else ""
+        )
 
     # --- features and labels ---
 
-    def _feature_changes(self) -> Iterator[Change]:
+    def _feature_changes(self) -> Iterator[PlannedChange]:
         if "features" not in self.old.about or "features" not in self.new.about:
             if self.old.schema != self.new.schema:
                 unknown = "the schema differs, and what was learned does not say how"
-                yield Change("feature", "all", "changed", unknown, "meaning")
+                yield PlannedChange("feature", "all", "changed", unknown, "meaning")
             return
         old, new = self.old.about["features"], self.new.about["features"]
         for name, about in new.items():
             if name not in old:
-                yield Change("feature", name, "new")
+                yield PlannedChange("feature", name, "new")
                 continue
             keys = [key for key in about if key != "dim" and old[name].get(key) != about[key]]
             if keys:
                 differing = ", ".join(f"{key} {old[name].get(key)} -> {about[key]}" for key in keys)
-                yield Change("feature", name, "changed", differing, "meaning")
-        yield from (Change("feature", name, "dropped") for name in old if name not in new)
+                yield PlannedChange("feature", name, "changed", differing, "meaning")
+        yield from (PlannedChange("feature", name, "dropped") for name in old if name not in new)
         labels, wanted = self.old.about["labels"], self.new.about["labels"]
-        yield from (Change("label", name, "new") for name in wanted if name not in labels)
-        yield from (Change("label", name, "dropped") for name in labels if name not in wanted)
+        yield from (PlannedChange("label", name, "new") for name in wanted if name not in labels)
+        yield from (PlannedChange("label", name, "dropped") for name in labels if name not in wanted)
 
     # --- settings ---
 
-    def _setting_changes(self) -> Iterator[Change]:
+    def _setting_changes(self) -> Iterator[PlannedChange]:
         if self.old.reduction != self.new.reduction:
-            yield Change("setting", "reduction", "changed", f"{self.old.reduction} -> {self.new.reduction}")
+            yield PlannedChange("setting", "reduction", "changed", f"{self.old.reduction} -> {self.new.reduction}")
         if self.old.seed != self.new.seed:
             effect = "ids not learned yet have other first values"
-            yield Change("setting", "seed", "changed", f"{self.old.seed} -> {self.new.seed}: {effect}")
+            yield PlannedChange("setting", "seed", "changed", f"{self.old.seed} -> {self.new.seed}: {effect}")
         old, new = self.old.dense_optimizer, self.new.dense_optimizer
         if old["optimizer"] != new["optimizer"]:
             anew = f"{old['optimizer']} -> {new['optimizer']}: its state begins anew"
-            yield Change("optimizer", "of the dense weights", "reset", anew)
+            yield PlannedChange("optimizer", "of the dense weights", "reset", anew)
         pairs = {f"of table {name}": (one.old, one.new) for name, one in self.tables.items()}
         for name, (before, after) in {**pairs, "of the dense weights": (old, new)}.items():
             keys = [key for key in _RATES if key in before and key in after and before[key] != after[key]]
             if keys and before["optimizer"] == after["optimizer"]:
                 differing = ", ".join(f"{key} {before[key]:g} -> {after[key]:g}" for key in keys)
-                yield Change("optimizer", name, "changed", differing)
+                yield PlannedChange("optimizer", name, "changed", differing)
 
     # --- weights ---
 
@@ -364,12 +366,12 @@ class Evolution:
             layers[name][1].extend(sorted(shapes_of))
         return layers
 
-    def _weight_changes(self) -> Iterator[Change]:
+    def _weight_changes(self) -> Iterator[PlannedChange]:
         old, new = self._weights(self.old, "weights"), self._weights(self.new, "weights")
         if old is None or new is None:
             kept = any(True for _ in self._same_shapes("weights"))
             unknown = "the shapes differ, and what was learned does not say which weights it had: all begin anew"
-            yield Change("weight", "all", "kept" if kept else "reset", "" if kept else unknown)
+            yield PlannedChange("weight", "all", "kept" if kept else "reset", "" if kept else unknown)
             return
         by_place = {other.at.start: (one, axes) for one, other, axes in self._matches("weights")}
         kept_old = {one.at.start for one, _ in by_place.values()}
@@ -382,24 +384,24 @@ class Evolution:
                 detail = (
                     f"{_shape(lost[name])} -> {_shape(other.shape)}, begins anew" if is_reset else _shape(other.shape)
                 )
-                yield Change("weight", name, "reset" if is_reset else "new", detail)
+                yield PlannedChange("weight", name, "reset" if is_reset else "new", detail)
                 continue
             one, axes = by_place[other.at.start]
             copied = math.prod(sum(r.new.stop - r.new.start for r in axis) for axis in axes)
             total, was = math.prod(other.shape), math.prod(one.shape)
             if copied == total == was:
-                yield Change("weight", name, "kept", _shape(other.shape))
+                yield PlannedChange("weight", name, "kept", _shape(other.shape))
                 continue
             detail = f"{_shape(one.shape)} -> {_shape(other.shape)}, {copied:,} of {was:,} values kept"
-            yield Change("weight", name, "changed", detail)
+            yield PlannedChange("weight", name, "changed", detail)
         if self.old.constants != self.new.constants:
             sizes = " -> ".join(f"{sum(map(math.prod, of.constants)):,}" for of in (self.old, self.new))
-            yield Change("weight", "frozen", "changed", f"{sizes} values, which are those of the model file")
+            yield PlannedChange("weight", "frozen", "changed", f"{sizes} values, which are those of the model file")
         yield from (
-            Change("weight", name, "dropped", _shape(shape)) for name, shape in lost.items() if name not in names
+            PlannedChange("weight", name, "dropped", _shape(shape)) for name, shape in lost.items() if name not in names
         )
 
-    def _mix_changes(self) -> Iterator[Change]:
+    def _mix_changes(self) -> Iterator[PlannedChange]:
         """Layers that mix what is new with what was there: the weights behind them cannot make up for it."""
         if self._weights(self.old, "weights") is None:
             return
@@ -420,7 +422,7 @@ class Evolution:
             is_changed = is_joined or (not one["by_column"] and not all(flat))
             if is_changed and any(part is not None for part in flat):
                 detail = "mixes columns, of which some are new or gone: predictions change"
-                yield Change("layer", one["layer"], "changed", detail)
+                yield PlannedChange("layer", one["layer"], "changed", detail)
 
     @cached_property
     def _old_widths(self) -> dict[str, int]:
@@ -435,7 +437,7 @@ class Evolution:
         return found
 
 
-def _told(change: Change) -> str:
+def _told(change: PlannedChange) -> str:
     """A change in a few words."""
     detail = (
         change.detail if change.action == "changed" and change.detail else f"{change.action} {change.detail}".rstrip()

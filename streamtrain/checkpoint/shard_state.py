@@ -30,7 +30,7 @@ _ADMISSION = "admission/"
 _PREDICTIONS = "predictions/"
 
 Arrays = dict[str, NDArray[Any]]
-Change = RowPart | Tombstones
+RowsChange = RowPart | Tombstones
 
 
 def save_shards(url: str | Path, shards: Sequence[Shard], state: Mapping[str, NDArray[Any]]) -> None:
@@ -321,7 +321,7 @@ def _without_rows(chain: CheckpointChain, sources: Sequence[int], spec: Spec, in
 
 
 def _load_rows(
-    table: Table, changes: Iterator[Change], index: int, shards: int, kept: TableEvolution | None = None
+    table: Table, changes: Iterator[RowsChange], index: int, shards: int, kept: TableEvolution | None = None
 ) -> None:
     for change in _prefetch(_owned(changes, index, shards)):
         if isinstance(change, Tombstones):
@@ -334,7 +334,7 @@ def _load_rows(
             table.load(change.keys, embeddings, state, change.counts, change.last_seen)
 
 
-def _owned(changes: Iterator[Change], index: int, shards: int) -> Iterator[Change]:
+def _owned(changes: Iterator[RowsChange], index: int, shards: int) -> Iterator[RowsChange]:
     for change in changes:
         if isinstance(change, RowPart):
             owned = np.flatnonzero(shards_of(change.keys, shards) == index)
@@ -344,7 +344,7 @@ def _owned(changes: Iterator[Change], index: int, shards: int) -> Iterator[Chang
         yield change
 
 
-def _prefetch(changes: Iterator[Change]) -> Iterator[Change]:
+def _prefetch(changes: Iterator[RowsChange]) -> Iterator[RowsChange]:
     """Prefetches the next change in another thread while one is in use."""
     with ThreadPoolExecutor(1, "restore") as pool:
         coming = pool.submit(next, changes, None)

@@ -48,7 +48,7 @@ _OFTEN = 0.02  # share of texts from which on a number of parts is not an except
 
 
 @dataclass(frozen=True)
-class Replayed:
+class LearnedFiles:
     """Figures of a replay.
 
     Attributes:
@@ -110,7 +110,7 @@ def replay(
     max_bad_ratio: float = 0.1,
     seconds: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> Replayed:
+) -> LearnedFiles:
     """Learns from a stream, with live figures on `console`: a screen on a terminal, lines elsewhere.
 
     Args:
@@ -157,7 +157,7 @@ def replay(
     for count, example in refused.most_common()[:_MOST_REFUSALS]:
         console.print(Text(f"refused {count:,}, the first in {example}", "yellow"), soft_wrap=True)
     p99 = float(np.percentile(spans, 99)) * 1e3 if spans else 0.0
-    return Replayed(learner.samples - first, refused.by_reason(), elapsed, p99)
+    return LearnedFiles(learner.samples - first, refused.by_reason(), elapsed, p99)
 
 
 class _Lines:

@@ -201,7 +201,7 @@ def serve(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     set_up_process_log(settings, "serve")
     if index == 0 and not standby:
         warn_without_effect(settings, "serve")
-    from streamtrain.processes.serving import Place, serve_model, serve_processes
+    from streamtrain.processes.serving import Seat, serve_model, serve_processes
 
     if settings.serve.processes > 1 and not fd:
         command = [sys.executable, "-m", "streamtrain", "serve"]
@@ -210,7 +210,7 @@ def serve(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
         command += [word for text in setting or [] for word in ("--set", text)]
         serve_processes(settings, command, os.environ | {"PYTHONUNBUFFERED": "1"}, stop_on_signals())
         return
-    place = Place([_inherit_socket(number) for number in fd], index, again or standby) if fd else None
+    place = Seat([_inherit_socket(number) for number in fd], index, again or standby) if fd else None
 
     def load(file: str | None) -> "Model":
         wanted = settings.model_copy(update={"model": file}) if file else settings

@@ -75,7 +75,7 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
 
     Ends with a line of JSON: messages, bytes, seconds, messages_per_s. SIGINT and SIGTERM stop it gracefully.
     """
-    from streamtrain.stream.files import Block, limited, repeated
+    from streamtrain.stream.files import FileBlock, limited, repeated
     from streamtrain.stream.opening import open_writer
     from streamtrain.stream.producer import Stop, make_pace, progress_bar
     from streamtrain.stream.producer import produce as write
@@ -93,7 +93,7 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     reads_time = speed is not None or shift_times == "last"
     samples = sample_file(file, format_, text, lists, key=key, time=time if reads_time else None)
 
-    def limit_blocks(blocks: Iterable[Block]) -> Iterable[Block]:
+    def limit_blocks(blocks: Iterable[FileBlock]) -> Iterable[FileBlock]:
         return blocks if limit is None else limited(blocks, limit)
 
     shift = None if shift_times is None else make_shift(shift_times, time, samples, limit_blocks)

@@ -36,7 +36,7 @@ from streamtrain.cli.terminal import WIDE, Curve, chart, new_table, print_json
 from streamtrain.quality.progressive import Metrics
 from streamtrain.service.start_tensorflow import load_tensorflow
 from streamtrain.tuning.candidate import Candidate, Mean
-from streamtrain.tuning.outcome import Figures, Outcome
+from streamtrain.tuning.outcome import CandidateFigures, TuningOutcome
 from streamtrain.tuning.search import Search
 from streamtrain.tuning.space import changes
 
@@ -94,7 +94,7 @@ class Screen:
             yield Text(f"best so far: {_listed(changes(search.given.model, search.best.model))}", _STYLES[0])
 
 
-def show(search: Search, outcome: Outcome, console: Console) -> None:
+def show(search: Search, outcome: TuningOutcome, console: Console) -> None:
     """Prints the outcome of a search: curves, figures, settings to paste, and what was not tried."""
     console = console if console.is_terminal else Console(stderr=True, width=WIDE, markup=False, highlight=False)
     if console.is_terminal:
@@ -107,7 +107,7 @@ def show(search: Search, outcome: Outcome, console: Console) -> None:
     _report(outcome, console)
 
 
-def _report(outcome: Outcome, console: Console) -> None:
+def _report(outcome: TuningOutcome, console: Console) -> None:
     def say(text: str, style: str = "") -> None:
         console.print(Text(text, style))
 
@@ -129,7 +129,7 @@ def _report(outcome: Outcome, console: Console) -> None:
         say(f"  {text}")
 
 
-def verdict(outcome: Outcome) -> str:
+def verdict(outcome: TuningOutcome) -> str:
     """How much better the best candidate is than the model as given, in a sentence or two."""
     better, given = outcome.better, outcome.given
     if given is None and outcome.best is None:
@@ -164,7 +164,7 @@ def _figures(search: Search) -> Table:
     for mark, style, one in _best(search):
         if not isinstance(one, Candidate):
             continue
-        figures = Figures.of(search, one)
+        figures = CandidateFigures.of(search, one)
         cells = [_shown(figures.later[label.name], name) for label in judged for name in _named(label.kind)]
         settings = "as given" if one is search.given else _listed(figures.changes)
         speed = f"{figures.samples_per_s:,.0f}"
@@ -286,7 +286,7 @@ def tune(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
     search early, with what is known.
     """
     from streamtrain.model.loader import load_model, locate_model
-    from streamtrain.tuning.outcome import Outcome
+    from streamtrain.tuning.outcome import TuningOutcome
     from streamtrain.tuning.search import Search
 
     locate_model(model)
@@ -310,7 +310,7 @@ def tune(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
             search.run()
         except KeyboardInterrupt:
             search.ended = "interrupted"
-    outcome = Outcome.of(search)
+    outcome = TuningOutcome.of(search)
     show(search, outcome, console)
     print_json(outcome.as_json())
     if interrupt.signal is not None:

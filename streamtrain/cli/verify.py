@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from streamtrain.settings.load import Settings
     from streamtrain.store.publication import Origin
     from streamtrain.stream.files import SampleFile
-    from streamtrain.verify.samples import Trainer
+    from streamtrain.verify.samples import TrainingPredictor
 
 Row = tuple[str, str]
 
@@ -240,7 +240,7 @@ def _compare_samples(
     return found.to_json()
 
 
-def _trainer(settings: "Settings", model: "Model", checkpoint: str | None) -> "Trainer":
+def _trainer(settings: "Settings", model: "Model", checkpoint: str | None) -> "TrainingPredictor":
     from streamtrain.cluster.client import resolve_cluster
     from streamtrain.train.step import Step
     from streamtrain.verify.samples import CheckpointTrainer, ShardTrainer

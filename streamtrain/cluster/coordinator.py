@@ -26,7 +26,7 @@ from streamtrain.errors import CheckpointError, PublicationError, ShardError, Sh
 from streamtrain.periodic import Backoff, PeriodicTask
 from streamtrain.ps.nodes.shards import Control
 from streamtrain.ps.nodes.topology import ShardMap
-from streamtrain.ps.shard import Row
+from streamtrain.ps.shard import RowInfo
 from streamtrain.publish.cluster_publisher import Publications, PublicationSchedule
 from streamtrain.publish.head_check import HeadComparison
 from streamtrain.publish.lease import Lease
@@ -230,7 +230,7 @@ class Coordinator:
             raise ShardRefused("the cluster does not publish; set publish.url where the coordinator runs")
         return self.publications
 
-    def inspect(self, table: str, key: int) -> Row | None:
+    def inspect(self, table: str, key: int) -> RowInfo | None:
         """What the shard that owns a row knows of it; None: there is no such row.
 
         Raises:

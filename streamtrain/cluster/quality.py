@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _PROBES_EVERY = 10.0  # seconds
 _PROBE_GROUPS = 16  # kept in Redis
 
-Figures = dict[str, dict[str, float | None]]
+WindowFigures = dict[str, dict[str, float | None]]
 
 _EXPIRES = 300.0  # seconds after which the last report of a worker no longer counts
 _MAX_WORKERS = 1024
@@ -45,7 +45,7 @@ class QualityAggregator:
         self._now = now
         self._lock = threading.Lock()
         self._reports: dict[str, _Report] = {}  # by worker, the latest last
-        self._figures: Figures | None = None
+        self._figures: WindowFigures | None = None
         self._probes: dict[str, bytes] = {}  # by worker, the latest last
 
     def add(self, worker: str, windows: Sequence[Any], probes: bytes = b"") -> None:
@@ -83,7 +83,7 @@ class QualityAggregator:
             probes, self._probes = self._probes, {}
         return [*probes.values()][-most:]
 
-    def figures(self) -> Figures:
+    def figures(self) -> WindowFigures:
         """Figures by label over the windows of all workers that have reported within five minutes."""
         with self._lock:
             oldest = self._now() - _EXPIRES

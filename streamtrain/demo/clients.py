@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 
-from streamtrain.demo.stream import Traffic, happened, instance
+from streamtrain.demo.stream import LiveFlights, happened, instance
 from streamtrain.errors import SourceUnavailable
 from streamtrain.serve.client import HEAD, Endpoint, EndpointError
 from streamtrain.stream.source import Stream, Writer
@@ -77,7 +77,7 @@ def _at(values: list[float], share: float) -> float | None:
     return statistics.quantiles(values, n=100, method="inclusive")[min(98, max(0, round(100 * share) - 1))]
 
 
-def predict(traffic: Traffic, endpoint: Endpoint, model: str, stats: ClientStats, stopped: threading.Event) -> None:
+def predict(traffic: LiveFlights, endpoint: Endpoint, model: str, stats: ClientStats, stopped: threading.Event) -> None:
     """Requests a prediction of the latest flight five times a second, until it is stopped."""
     while not stopped.wait(_PREDICT_EVERY):
         if traffic.latest is None:
@@ -105,7 +105,9 @@ class FreshnessProbe:
         stats: is told.
     """
 
-    def __init__(self, traffic: Traffic, stream: Stream, endpoint: Endpoint, model: str, stats: ClientStats) -> None:
+    def __init__(
+        self, traffic: LiveFlights, stream: Stream, endpoint: Endpoint, model: str, stats: ClientStats
+    ) -> None:
         self._traffic, self._stream, self._endpoint, self._model, self._stats = traffic, stream, endpoint, model, stats
 
     def run(self, stopped: threading.Event) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.demo.clients import ClientStats, FreshnessProbe, predict
-from streamtrain.demo.stream import FLIGHTS, Traffic, blocks, flights, instance
+from streamtrain.demo.stream import FLIGHTS, LiveFlights, blocks, flights, instance
 from streamtrain.errors import PublicationError, ShardError, SourceUnavailable, StreamtrainError
 from streamtrain.ps.rpc.security import Security
 from streamtrain.publish.opening import open_published_model
@@ -32,7 +32,7 @@ NOTHING: dict[str, object] = dict.fromkeys(("samples", "samples_per_s", "auc", "
 """Figures of a demo that was stopped before it began."""
 
 
-class Figures:
+class ShownFigures:
     """Figures from the coordinator, the stream and the clients. Belongs to one thread.
 
     Args:
@@ -40,7 +40,7 @@ class Figures:
         stats: by clients.
     """
 
-    def __init__(self, traffic: Traffic, stats: ClientStats) -> None:
+    def __init__(self, traffic: LiveFlights, stats: ClientStats) -> None:
         self._traffic, self._stats = traffic, stats
         self._status: dict[str, Any] = {}
         self._seconds = 0.0
@@ -171,8 +171,8 @@ class Show:
             writer = self._open(stack)
             if writer is None:
                 return NOTHING
-            traffic = Traffic(writer)
-            figures = Figures(traffic, self._stats)
+            traffic = LiveFlights(writer)
+            figures = ShownFigures(traffic, self._stats)
             with self._console.status("starting the workers"):
                 self._until(self._is_shared_out, "the workers")
             pool = stack.enter_context(ThreadPoolExecutor(2 + 1 + _PROBES, "demo"))
@@ -240,7 +240,7 @@ class Show:
         partitions = len(open_stream(self._settings.stream).bounds())
         return sum(shares) == partitions and len(shares) >= min(self._settings.up.workers, partitions)
 
-    def _is_over(self, seconds: float | None, touring: "Future[Any]", figures: Figures) -> bool:
+    def _is_over(self, seconds: float | None, touring: "Future[Any]", figures: ShownFigures) -> bool:
         if seconds is None or not touring.done():
             return False
         since = time.monotonic() - self._first
@@ -301,7 +301,7 @@ class Show:
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def _show(self, figures: Figures, began: float, is_over: Callable[[], bool], streaming: "Future[Any]") -> None:
+    def _show(self, figures: ShownFigures, began: float, is_over: Callable[[], bool], streaming: "Future[Any]") -> None:
         """Shows figures twice a second until it is over or stopped."""
         has_ended, line_due = False, time.monotonic()
         with Live(console=self._console, auto_refresh=False, transient=True) as live:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from streamtrain.errors import ConfigError
-from streamtrain.stream.files import Block, Sample
+from streamtrain.stream.files import FileBlock, FileSample
 from streamtrain.stream.source import Writer
 
 LATE_MINUTES = 15
@@ -116,17 +116,17 @@ if __name__ == "__main__":
 FLIGHTS = 327_346
 
 
-def blocks(pieces: Iterable[list[bytes]]) -> Iterator[Block]:
+def blocks(pieces: Iterable[list[bytes]]) -> Iterator[FileBlock]:
     """Flights as samples whose time is in `departs`, with their plane as key: a plane's stay in order."""
     done = 0
     for piece in pieces:
-        samples: list[Sample] = []
+        samples: list[FileSample] = []
         for message in piece:
             flight = json.loads(message)
             flight["departs"] = flight.pop("ts")
             samples.append((json.dumps(flight).encode(), float(flight["departs"]), flight["tail"].encode()))
         done += len(piece)
-        yield Block(samples, min(1.0, done / FLIGHTS))
+        yield FileBlock(samples, min(1.0, done / FLIGHTS))
 
 
 def happened(flight: bytes, at: float) -> bytes:
@@ -140,7 +140,7 @@ def instance(flight: bytes) -> bytes:
     return json.dumps({name: value for name, value in known.items() if name not in ("label", "departs")}).encode()
 
 
-class Traffic:
+class LiveFlights:
     """A Writer that has flights happen now, and hands some to freshness probes. Thread-safe.
 
     Args:

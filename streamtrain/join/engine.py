@@ -39,7 +39,7 @@ MOST_STEPS = 200
 
 
 @dataclass(frozen=True)
-class Label:
+class JoinLabel:
     """A label of the sample.
 
     Attributes:
@@ -79,7 +79,7 @@ class Rules:
         weight: field with the number of samples for which a sample stands; "": none.
     """
 
-    labels: tuple[Label, ...]
+    labels: tuple[JoinLabel, ...]
     grace: float = 300.0
     emit: Literal["settled", "first"] = "first"
     keep_negatives: float = 1.0
@@ -118,7 +118,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
     value: bytes
 
 
-class Sample(NamedTuple):
+class JoinedSample(NamedTuple):
     """An impression with its labels.
 
     Attributes:
@@ -139,7 +139,7 @@ class Sample(NamedTuple):
         return self.value[: self.labels] + b"}"
 
 
-class Progress(NamedTuple):
+class JoinPosition(NamedTuple):
     """Where a log is read again from, so that the state can be rebuilt.
 
     Attributes:
@@ -153,12 +153,12 @@ class Progress(NamedTuple):
     steps: tuple[tuple[int, float], ...] = ()
 
 
-BEGIN = Progress(0)
+BEGIN = JoinPosition(0)
 """The progress of a log that is read from its beginning."""
 
 
 @dataclass
-class Output:
+class JoinOutput:
     """What a join has to write, in order; the writer empties the lists.
 
     Attributes:
@@ -171,7 +171,7 @@ class Output:
         delays: seconds from impression to outcome, of the outcomes that count.
     """
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[JoinedSample] = field(default_factory=list)
     late_impressions: list[Impression] = field(default_factory=list)
     late: list[Outcome] = field(default_factory=list)
     orphaned: list[Outcome] = field(default_factory=list)
@@ -222,7 +222,7 @@ class _Happened(msgspec.Struct, gc=False, eq=False):
 class _Log:
     """Where the reading of one log stands."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: JoinPosition) -> None:
         self.next = progress.start
         self.watermark = progress.watermark
         self.steps: deque[tuple[int, float]] = deque()
@@ -245,11 +245,11 @@ class _Log:
         self.steps.append((offset, watermark))
         self.watermark = max(self.watermark, watermark)
 
-    def progress(self, start: int, before: float) -> Progress:
+    def progress(self, start: int, before: float) -> JoinPosition:
         """Where to read again from, if the oldest message needed is at `start`."""
         while self.steps and self.steps[0][0] <= start:
             self.steps.popleft()
-        return Progress(start, before, tuple(self.steps))
+        return JoinPosition(start, before, tuple(self.steps))
 
 
 class PartitionJoin:
@@ -266,9 +266,13 @@ class PartitionJoin:
     """
 
     def __init__(
-        self, rules: Rules, impressions: Progress = BEGIN, outcomes: Progress = BEGIN, buffer: Buffer | None = None
+        self,
+        rules: Rules,
+        impressions: JoinPosition = BEGIN,
+        outcomes: JoinPosition = BEGIN,
+        buffer: Buffer | None = None,
     ) -> None:
-        self.output = Output()
+        self.output = JoinOutput()
         self._buffer = buffer or Buffer()
         self.waiting = 0
         self._rules = rules
@@ -294,7 +298,7 @@ class PartitionJoin:
         """The next offsets of impressions and of outcomes."""
         return self._impressions.next, self._outcomes.next
 
-    def progress(self) -> tuple[Progress, Progress]:
+    def progress(self) -> tuple[JoinPosition, JoinPosition]:
         """Where impressions and outcomes are read again from after a crash."""
         self._drop()
         impressions, outcomes = self._impressions, self._outcomes
@@ -446,7 +450,7 @@ class PartitionJoin:
             output.dropped += 1
             return
         head = value.rstrip()[:-1]
-        output.samples.append(Sample(one.id, head + self._suffix.of(values), one.offset, len(head)))
+        output.samples.append(JoinedSample(one.id, head + self._suffix.of(values), one.offset, len(head)))
 
     def _expire(self) -> None:
         """Outcomes to which no impression can come any more."""
@@ -515,7 +519,7 @@ def _parts(log: _Log, messages: Sequence[Impression] | Sequence[Outcome], positi
     yield messages[begin:] if begin else messages
 
 
-def _labels_by_kind(labels: Sequence[Label]) -> Mapping[str, list[tuple[int, bool]]]:
+def _labels_by_kind(labels: Sequence[JoinLabel]) -> Mapping[str, list[tuple[int, bool]]]:
     """The labels that each kind of outcome makes or cancels, and whether it cancels."""
     found: dict[str, list[tuple[int, bool]]] = {}
     for index, label in enumerate(labels):
@@ -524,7 +528,7 @@ def _labels_by_kind(labels: Sequence[Label]) -> Mapping[str, list[tuple[int, boo
     return found
 
 
-def _attributed(label: Label, before: float | None, number: float, is_cancelled: bool) -> float | None:
+def _attributed(label: JoinLabel, before: float | None, number: float, is_cancelled: bool) -> float | None:
     """The value of a label after one more outcome."""
     if is_cancelled:
         return None

@@ -19,8 +19,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceRefused, SourceUnavailable, TopicMissing
 from streamtrain.join.buffer import Buffer, Memory
-from streamtrain.join.engine import Label, Rules
-from streamtrain.join.messages import MessageReader
+from streamtrain.join.engine import JoinLabel, Rules
+from streamtrain.join.messages import JoinReader
 from streamtrain.join.partition import (
     Committed,
     JoinedPartition,
@@ -69,7 +69,7 @@ class Topics(NamedTuple):
 def rules_of(settings: JoinSettings) -> Rules:
     """The rules that settings describe."""
     labels = tuple(
-        Label(
+        JoinLabel(
             name,
             frozenset(one.kinds),
             one.wait or settings.wait,
@@ -467,7 +467,7 @@ class Joiner:
             self._producer.init_transactions(REQUEST_SECONDS)
             self._is_initialized = True
         committed = self._committed(consumer, given)
-        reader = MessageReader(self._settings.join, self._ahead)
+        reader = JoinReader(self._settings.join, self._ahead)
         for number in numbers:
             first, last = (committed[topic, number] for topic in self._logs)
             buffer = Buffer(self._memory, self._settings.join.folder)

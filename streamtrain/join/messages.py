@@ -24,7 +24,7 @@ class _RefusedMessage(Exception):
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _RefusedMessage)
 
 
-class MessageReader:
+class JoinReader:
     """Reads the fields that a join goes by; the others stay as they are. For one thread.
 
     Args:

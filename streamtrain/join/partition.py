@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from streamtrain.errors import SourceRefused
 from streamtrain.join.buffer import Buffer
-from streamtrain.join.engine import Outcome, PartitionJoin, Progress, Rules, Sample
-from streamtrain.join.messages import MessageReader
+from streamtrain.join.engine import JoinedSample, JoinPosition, Outcome, PartitionJoin, Rules
+from streamtrain.join.messages import JoinReader
 from streamtrain.stream.dead_letters import DeadLetter
 from streamtrain.stream.source import Fetched
 
@@ -23,7 +23,7 @@ class Committed(NamedTuple):
     """What a group has committed of one log: the next offset, and from where the state is rebuilt."""
 
     offset: int
-    progress: Progress
+    progress: JoinPosition
 
 
 class JoinedPartition:
@@ -51,7 +51,7 @@ class JoinedPartition:
         self,
         number: int,
         rules: Rules,
-        reader: MessageReader,
+        reader: JoinReader,
         committed: tuple[Committed, Committed],
         *,
         buffer: Buffer | None = None,
@@ -189,7 +189,7 @@ class JoinedPartition:
             limits: the most bytes of key and value of a sample, of a late outcome and of an orphaned one.
         """
         output = self.join.output
-        kept: list[Sample] = []
+        kept: list[JoinedSample] = []
         for sample in output.samples:
             if len(sample.value) + 4 * len(sample.id) <= limits[0] or _size(sample) <= limits[0]:
                 kept.append(sample)
@@ -218,7 +218,7 @@ class JoinedPartition:
             letters.clear()
 
 
-def _size(of: Sample | Outcome) -> int:
+def _size(of: JoinedSample | Outcome) -> int:
     return len(of.value) + len(of.id.encode(errors="surrogatepass"))
 
 
@@ -227,7 +227,7 @@ def _cut(fetched: Fetched, begin: int, end: int) -> Fetched:
     return Fetched(partition, offsets[begin:end], values[begin:end], times[begin:end])
 
 
-def to_metadata(progress: Progress, sample: int | None = None, topic: str = "") -> str:
+def to_metadata(progress: JoinPosition, sample: int | None = None, topic: str = "") -> str:
     """The metadata of a committed offset: {"start", "watermark", "steps"}, the last as differences in a row.
 
     Args:
@@ -260,7 +260,7 @@ def topic_of_metadata(text: str | None) -> str:
     return str(json.loads(text).get("topic", "")) if text else ""
 
 
-def from_metadata(text: str | None, committed: int) -> Progress:
+def from_metadata(text: str | None, committed: int) -> JoinPosition:
     """The inverse of `to_metadata`; without metadata, nothing is read again.
 
     Args:
@@ -271,7 +271,7 @@ def from_metadata(text: str | None, committed: int) -> Progress:
         SourceRefused: something else has committed the offset.
     """
     if not text:
-        return Progress(committed)
+        return JoinPosition(committed)
     try:
         fields = json.loads(text)
         offset, watermark = int(fields["start"]), fields["watermark"]
@@ -281,7 +281,7 @@ def from_metadata(text: str | None, committed: int) -> Progress:
         for gap, more in zip(flat[::2], flat[1::2], strict=True):
             offset, time = offset + gap, time + more
             steps.append((offset, time / 1000))
-        return Progress(first, start, tuple(steps))
+        return JoinPosition(first, start, tuple(steps))
     except (ValueError, KeyError, TypeError) as exc:
         raise SourceRefused(
             f"the offset {committed} was not committed by `streamtrain join`: its metadata is {text[:80]!r}; let "

@@ -50,7 +50,7 @@ def process_registry() -> CollectorRegistry:
     return registry
 
 
-class Endpoint:
+class MetricsEndpoint:
     """An HTTP server for metrics, in threads of its own.
 
     Attributes:
@@ -71,7 +71,7 @@ class Endpoint:
         self._thread.join()
 
 
-def serve(address: str, registry: CollectorRegistry) -> Endpoint:
+def serve(address: str, registry: CollectorRegistry) -> MetricsEndpoint:
     """Serves metrics over HTTP, unencrypted and without authentication.
 
     Args:
@@ -90,7 +90,7 @@ def serve(address: str, registry: CollectorRegistry) -> Endpoint:
             f"cannot serve metrics at {target}: {why}; every process needs an address of its own"
         ) from exc
     server.set_app(_check_host(Hosts(str(target)), make_wsgi_app(registry)))
-    endpoint = Endpoint(server, thread, target)
+    endpoint = MetricsEndpoint(server, thread, target)
     logger.info("serving metrics at %s", endpoint.url)
     return endpoint
 

@@ -105,7 +105,7 @@ class Made(NamedTuple):
     penalties: list[Any]
 
 
-class Columns(NamedTuple):
+class MatrixColumns(NamedTuple):
     """First column of each part of a batch's matrix, and their number; pooled rows are in front."""
 
     numeric: int
@@ -113,7 +113,7 @@ class Columns(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, model: Model) -> "Columns":
+    def of(cls, model: Model) -> "MatrixColumns":
         """Those of a model."""
         numeric = model.planner(1).width
         lengths = numeric + len(model.schema.numerics)
@@ -174,7 +174,7 @@ class Forward:
         self._tf = tf
         self._model = model
         self._sequences = [f for f, one in enumerate(model.schema.embedded) if one.combiner is None]
-        self.columns = Columns.of(model)
+        self.columns = MatrixColumns.of(model)
         pooled = [one.dim * (one.max_length or 1 if one.combiner is None else 1) for one in model.schema.embedded]
         self._widths = pooled + [1] * (self.columns.width - self.columns.numeric)  # numeric features, lengths
         state = model.keras.non_trainable_variables

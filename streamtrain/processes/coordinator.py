@@ -14,7 +14,7 @@ from streamtrain.cluster.status import POLL_SECONDS, StreamLag
 from streamtrain.errors import ConfigError
 from streamtrain.memory import freeze_heap
 from streamtrain.metrics.cluster import CoordinatorMetrics, CoordinatorState
-from streamtrain.metrics.registry import Endpoint, process_registry, serve
+from streamtrain.metrics.registry import MetricsEndpoint, process_registry, serve
 from streamtrain.processes.ps import read_lead
 from streamtrain.ps.nodes.topology import connect_shards
 from streamtrain.ps.replication.failover import open_control
@@ -83,7 +83,7 @@ class CoordinatorProcess:
         self.port = listen(self.server.grpc, self.address, security)
         self.metrics = self._serve_metrics(settings.coordinator.metrics) if settings.coordinator.metrics else None
 
-    def _serve_metrics(self, address: str) -> Endpoint:
+    def _serve_metrics(self, address: str) -> MetricsEndpoint:
         registry = process_registry()
         registry.register(CoordinatorMetrics(lambda: read_state(self.coordinator, self.server.counters)))
         return serve(address, registry)

@@ -12,7 +12,7 @@ from streamtrain.metrics.registry import process_registry, serve
 from streamtrain.periodic import PeriodicTask
 from streamtrain.settings.groups import Settings
 from streamtrain.shutdown import step
-from streamtrain.store.redis.layout import Keys
+from streamtrain.store.redis.layout import RedisKeys
 from streamtrain.store.redis.server import RedisServer
 
 _REPORT_SECONDS = 1.0
@@ -37,7 +37,7 @@ class JoinProcess:
         self.joiner = Joiner(settings, instance, self._observe)
         publish = settings.publish
         self._redis = RedisServer(publish.url, cluster=publish.cluster) if publish.url else None
-        self._key = Keys(publish.model).join
+        self._key = RedisKeys(publish.model).join
         self._report = PeriodicTask("positions", self._write_positions, _REPORT_SECONDS, subject="writing positions")
         registry = process_registry()
         registry.register(JoinMetrics(lambda: read_state(self.joiner), self._delays))

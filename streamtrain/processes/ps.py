@@ -14,11 +14,11 @@ from streamtrain.cluster.status import POLL_SECONDS
 from streamtrain.errors import ConfigError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.memory import freeze_heap
 from streamtrain.metrics.cluster import LeadState, ShardMetrics, ShardState
-from streamtrain.metrics.registry import Endpoint, process_registry, serve
+from streamtrain.metrics.registry import MetricsEndpoint, process_registry, serve
 from streamtrain.ps.bulk import BulkSynchronous
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.nodes.node import NO_EPOCH, Node
-from streamtrain.ps.nodes.server import Server, status_of
+from streamtrain.ps.nodes.server import ShardServer, status_of
 from streamtrain.ps.nodes.shards import Control, LocalControl
 from streamtrain.ps.nodes.topology import ShardMap, check_backups, connect_shards
 from streamtrain.ps.replication.failover import open_control
@@ -121,7 +121,7 @@ class PsProcess:
         pairing = self._pair(index, (addresses if backup else settings.ps.backups), settings, security)
         self.node = Node(index, len(addresses), make_consistency, checkpoints, publisher=publisher, pairing=pairing)
         guards = (authenticate(security.token, lambda: self.node.count("refused_token")),) if security.token else ()
-        self.server = Server(self.node, settings.ps, guards)
+        self.server = ShardServer(self.node, settings.ps, guards)
         self._is_first = not backup
         self.ended = threading.Event()
         self._why_retired = ""
@@ -147,7 +147,7 @@ class PsProcess:
     def _count(self, name: str) -> None:
         self.node.count(name)
 
-    def _serve_metrics(self, address: str) -> Endpoint:
+    def _serve_metrics(self, address: str) -> MetricsEndpoint:
         registry = process_registry()
         registry.register(ShardMetrics(self._read_state))
         return serve(address, registry)

@@ -60,7 +60,7 @@ def configure(app: FastAPI, address: str, *, log_level: str = "warning") -> uvic
     )
 
 
-class Server(uvicorn.Server):
+class PredictionServer(uvicorn.Server):
     """Runs an application from `make_app`, and its gRPC endpoint if it has one.
 
     Attributes:
@@ -118,7 +118,7 @@ def serve(app: FastAPI, address: str, sockets: Sequence[socket.socket] | None = 
     Raises:
         ConfigError: the address, or that of gRPC, is invalid or cannot be bound.
     """
-    server = Server(configure(app, address))
+    server = PredictionServer(configure(app, address))
     threading.Thread(target=server.watch_exit, name="signals", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Uvicorn raises the signal again once it has restored this handler; that is not an error.

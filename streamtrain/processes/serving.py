@@ -103,7 +103,7 @@ _PATIENCE = 10.0  # seconds that processes that begin together wait for somethin
 
 
 @dataclass(frozen=True)
-class Place:
+class Seat:
     """The place of a process among several that a supervisor keeps running.
 
     Attributes:
@@ -124,7 +124,7 @@ Load = Callable[[str | None], Model]
 def serve_model(
     load: Load,
     settings: Settings,
-    place: Place | None = None,
+    place: Seat | None = None,
     *,
     standby: Callable[[], int | None] | None = None,
 ) -> None:
@@ -232,7 +232,7 @@ def _check_several(settings: Settings) -> None:
 
 
 def _serve_process(
-    load: Load, settings: Settings, place: Place | None, standby: Callable[[], int | None] | None
+    load: Load, settings: Settings, place: Seat | None, standby: Callable[[], int | None] | None
 ) -> None:
     chosen, index = settings.serve, place.index if place else 0
     followers, failed = follow_all(load, settings)
@@ -268,7 +268,7 @@ def _serve_process(
         serve(app, chosen.listen, place.sockets if place else None)
 
 
-def _config(settings: Settings, place: Place | None, failed: Mapping[str, str]) -> ServingConfig:
+def _config(settings: Settings, place: Seat | None, failed: Mapping[str, str]) -> ServingConfig:
     """One that takes the place of another takes requests only when it can answer them."""
     chosen = settings.serve
     return ServingConfig(

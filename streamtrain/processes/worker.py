@@ -27,7 +27,7 @@ from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.shards import RunTemplate, Shards
 from streamtrain.ps.nodes.topology import check_backups, connect_shards
 from streamtrain.ps.replication.failover import TargetPair
-from streamtrain.ps.rpc.control import Retry, Target, patiently
+from streamtrain.ps.rpc.control import Retry, ServerChannel, patiently
 from streamtrain.ps.rpc.security import Security, metadata
 from streamtrain.quality.block_writer import BlockWriter
 from streamtrain.quality.blocks import Slices
@@ -259,7 +259,7 @@ class WorkerProcess:
         return writer, BlockTracker(self._model, compare.block, self._slices, identity, writer)
 
     def _shards(self, start: Clock) -> Shards:
-        places: list[Node | Target | TargetPair] = [
+        places: list[Node | ServerChannel | TargetPair] = [
             *connect_shards(self._addresses, self._settings.ps, self._security, lambda channel: None)
         ]
         if self._ps:

@@ -7,7 +7,7 @@ import numpy as np
 
 from streamtrain._core import merge_rows
 from streamtrain.model.spec import Rates
-from streamtrain.ps.clock import Outcome, Span, VectorClock
+from streamtrain.ps.clock import PushOutcome, Span, VectorClock
 from streamtrain.ps.consistency import CompletedPush, PushFuture, WorkerBarrier, check_ahead
 from streamtrain.ps.push import DenseChange, Floats, Push, PushResult, RowUpdate
 from streamtrain.ps.shard import Shard
@@ -64,14 +64,14 @@ class BulkSynchronous(WorkerBarrier):
             if self._tentative is None:
                 self._tentative = VectorClock(self._shard.clock())
             outcome = self._tentative.judge(push.spans)
-            if outcome is Outcome.REJECTED:
+            if outcome is PushOutcome.REJECTED:
                 return CompletedPush(PushResult(outcome, self._tentative.read()))
             this = self._round
-            if outcome is Outcome.APPLIED:
+            if outcome is PushOutcome.APPLIED:
                 self._tentative.advance(push.spans)
             earlier = this.pushes.get(worker)  # of a worker that rejoined before the round was complete
-            this.pushes[worker] = push if outcome is Outcome.APPLIED else earlier
-            if earlier is not None and outcome is Outcome.APPLIED:
+            this.pushes[worker] = push if outcome is PushOutcome.APPLIED else earlier
+            if earlier is not None and outcome is PushOutcome.APPLIED:
                 this.pushes[f"{worker} before"] = earlier
             self._changed()
             return _RoundPush(self, worker, this)
@@ -99,13 +99,13 @@ class BulkSynchronous(WorkerBarrier):
         this, self._round, self._tentative = self._round, _Round(), None
         fresh = [push for push in this.pushes.values() if push is not None]
         try:
-            pushed = self._shard.push(average(self._shard, fresh)) if fresh else PushResult(Outcome.DUPLICATE)
+            pushed = self._shard.push(average(self._shard, fresh)) if fresh else PushResult(PushOutcome.DUPLICATE)
         except Exception as exc:
             this.failure = exc  # raised to every worker that waits for the round
             return
         for worker, push in this.pushes.items():
             self._workers.finish(worker)
-            this.pushed[worker] = PushResult(Outcome.DUPLICATE if push is None else pushed.outcome, pushed.clock)
+            this.pushed[worker] = PushResult(PushOutcome.DUPLICATE if push is None else pushed.outcome, pushed.clock)
         first = next((worker for worker, push in this.pushes.items() if push is not None), None)
         if first is not None:
             this.pushed[first].stats = pushed.stats  # once, so that sums over workers are right

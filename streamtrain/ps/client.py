@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from streamtrain._core import Plan, aligned_floats
 from streamtrain.model.bad_samples import Refusals
 from streamtrain.model.spec import Rates, Spec, shard_slice
-from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.clock import PushOutcome, Span
 from streamtrain.ps.push import DenseChange, Floats, Push, PushResult, PushStats, RowUpdate
 from streamtrain.ps.session import Pending, PullBuffers, PullSource, Session, StateBuffers
 
@@ -351,4 +351,4 @@ def _whole_or_none(vector: Floats) -> Floats:
 
 def any_rejected(pushed: Sequence[PushResult]) -> bool:
     """Whether any shard has rejected the push."""
-    return any(result.outcome is Outcome.REJECTED for result in pushed)
+    return any(result.outcome is PushOutcome.REJECTED for result in pushed)

@@ -46,7 +46,7 @@ class Progress(NamedTuple):
     predictions: Mapping[int, bytes] = {}
 
 
-class Offsets(Protocol):
+class AvailableOffsets(Protocol):
     """The samples available to read."""
 
     def reach(self, partition: int, start: int, most: int) -> int:
@@ -66,7 +66,7 @@ class Ends(dict[int, int]):
         return end - start
 
 
-class Outcome(IntEnum):
+class PushOutcome(IntEnum):
     """What a shard did with a push."""
 
     APPLIED = 0
@@ -84,7 +84,7 @@ class VectorClock:
     def __init__(self, start: Clock) -> None:
         self._next = dict(start)
 
-    def judge(self, spans: Iterable[Span]) -> Outcome:
+    def judge(self, spans: Iterable[Span]) -> PushOutcome:
         """The outcome for a push over `spans`, at most one per partition."""
         fresh = old = True
         for partition, start, end in spans:
@@ -93,8 +93,8 @@ class VectorClock:
             old &= end <= at
         # A push without spans, and one of nothing but empty spans at the clock, changes no clock: nothing to apply.
         if old:
-            return Outcome.DUPLICATE
-        return Outcome.APPLIED if fresh else Outcome.REJECTED
+            return PushOutcome.DUPLICATE
+        return PushOutcome.APPLIED if fresh else PushOutcome.REJECTED
 
     def advance(self, spans: Iterable[Span]) -> None:
         """Moves to the end of a push that has been applied."""
@@ -157,7 +157,7 @@ class Cursor:
         cuts = self._cuts[partition]
         return cuts[-1] if cuts else None
 
-    def next(self, available: Offsets, most: int) -> list[Span]:
+    def next(self, available: AvailableOffsets, most: int) -> list[Span]:
         """The ranges to read for the next batch; moves the cursor past them.
 
         A partition in which shards differ gets batches of its own. Together with others, a batch could be partly old

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from streamtrain.errors import ShardRefused, ShardUnavailable
-from streamtrain.ps.clock import Outcome
+from streamtrain.ps.clock import PushOutcome
 from streamtrain.ps.push import Push, PushResult
 from streamtrain.ps.shard import Shard
 
@@ -280,7 +280,7 @@ class Bounded(WorkerBarrier):
         with self._lock:
             self._workers.active(worker)
         pushed = self._shard.push(push)
-        if pushed.outcome is not Outcome.REJECTED:
+        if pushed.outcome is not PushOutcome.REJECTED:
             with self._lock:
                 self._workers.finish(worker)
                 self._changed()

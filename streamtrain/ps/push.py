@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from streamtrain.model.bad_samples import Refusals
 from streamtrain.model.spec import Rates
-from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.clock import PushOutcome, Span
 
 Floats = NDArray[np.float32]
 
@@ -151,6 +151,6 @@ class PushResult:
         stats: counts of its gradients, if it was applied.
     """
 
-    outcome: Outcome
+    outcome: PushOutcome
     clock: dict[int, int] = field(default_factory=dict)
     stats: PushStats = field(default_factory=PushStats)

@@ -14,7 +14,7 @@ from streamtrain._core import DenseVector, Rows, Table
 from streamtrain.errors import ShardBroken, ShardRefused, ShardUnavailable
 from streamtrain.model.bad_samples import Refusals
 from streamtrain.model.spec import Rates, Spec
-from streamtrain.ps.clock import Clock, Outcome, Progress, Span, VectorClock
+from streamtrain.ps.clock import Clock, Progress, PushOutcome, Span, VectorClock
 from streamtrain.ps.push import DenseChange, Floats, Push, PushResult, PushStats
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Replicator(Protocol):
         """
 
 
-class Row(NamedTuple):
+class RowInfo(NamedTuple):
     """Metadata of an embedding row.
 
     Attributes:
@@ -142,7 +142,7 @@ class Shard:
         self.statistics = DenseVector(np.ascontiguousarray(initial.statistics, np.float32), optimizer="sgd", rate=1.0)
         self._expires = any(table["expire_after"] for table in self.spec.tables)
         self.totals = PushStats()
-        self.pushes = {outcome: 0 for outcome in Outcome}
+        self.pushes = {outcome: 0 for outcome in PushOutcome}
         self.samples = 0
         self.watermark = 0
         self._clock = VectorClock(initial.run.start)
@@ -196,7 +196,7 @@ class Shard:
         """The outcome that a push over `spans` would have."""
         with self._lock:
             outcome = self._clock.judge(spans)
-            return PushResult(outcome, self._clock.read() if outcome is Outcome.REJECTED else {})
+            return PushResult(outcome, self._clock.read() if outcome is PushOutcome.REJECTED else {})
 
     def push(self, push: Push) -> PushResult:
         """Applies a push and advances the clock atomically; or acknowledges a duplicate, or rejects it (see clock.py).
@@ -207,7 +207,7 @@ class Shard:
             ShardUnavailable: the backup has taken over. Pulls and checkpoints raise it, too.
         """
         pushed = self._push(push)
-        if self.replicator is not None and pushed.outcome is not Outcome.REJECTED:
+        if self.replicator is not None and pushed.outcome is not PushOutcome.REJECTED:
             self.replicator.wait_acked()
         return pushed
 
@@ -223,8 +223,8 @@ class Shard:
             self.check()
             outcome = self._clock.judge(push.spans)
             self.pushes[outcome] += 1
-            if outcome is not Outcome.APPLIED:
-                return PushResult(outcome, self._clock.read() if outcome is Outcome.REJECTED else {})
+            if outcome is not PushOutcome.APPLIED:
+                return PushResult(outcome, self._clock.read() if outcome is PushOutcome.REJECTED else {})
             self._watermarks.update(push.watermarks)
             self._mark_idle(push.idle)
             self._idle.difference_update(span.partition for span in push.spans)
@@ -384,7 +384,7 @@ class Shard:
         if self._broken:
             raise ShardBroken(f"shard {self.index} must be restarted from a checkpoint: {self._broken}") from cause
 
-    def inspect(self, table: str, key: int) -> Row | None:
+    def inspect(self, table: str, key: int) -> RowInfo | None:
         """Metadata of a row; None if this shard has no such row.
 
         Raises:
@@ -394,7 +394,7 @@ class Shard:
         if table not in names:
             raise ShardRefused(f"unknown table {table!r}; the tables are {', '.join(names)}", "mismatch")
         exists, counts, last_seen = self.tables[names.index(table)].lookup(np.array([key], np.uint64))
-        return Row(int(counts[0]), int(last_seen[0])) if exists[0] else None
+        return RowInfo(int(counts[0]), int(last_seen[0])) if exists[0] else None
 
     def freeze(self, patience: float) -> dict[int, int]:
         """Blocks pushes until `cut`, for at most `patience` seconds; returns the clock."""

@@ -27,7 +27,7 @@ MOST_CARRIED = 16
 """Complete blocks of a partition that travel with pushes while they cannot be stored."""
 
 
-class Columns(NamedTuple):
+class BlockColumns(NamedTuple):
     """Samples of a block, in order of their offsets.
 
     Attributes:
@@ -42,8 +42,8 @@ class Columns(NamedTuple):
     weights: Floats
     slices: NDArray[np.uint32]
 
-    def rows(self, of: slice) -> "Columns":
-        return Columns(self.predictions[of], self.labels[of], self.weights[of], self.slices[of])
+    def rows(self, of: slice) -> "BlockColumns":
+        return BlockColumns(self.predictions[of], self.labels[of], self.weights[of], self.slices[of])
 
 
 @dataclass
@@ -60,12 +60,12 @@ class Block:
     partition: int
     number: int
     time: float = 0.0
-    parts: list[Columns] = field(default_factory=list)
+    parts: list[BlockColumns] = field(default_factory=list)
 
-    def columns(self) -> Columns:
+    def columns(self) -> BlockColumns:
         """All samples; at least one part must be there."""
         if len(self.parts) > 1:
-            self.parts = [Columns(*map(np.concatenate, zip(*self.parts, strict=True)))]
+            self.parts = [BlockColumns(*map(np.concatenate, zip(*self.parts, strict=True)))]
         return self.parts[0]
 
 
@@ -117,7 +117,7 @@ class Slices:
         return bits
 
 
-class Group(msgspec.Struct, array_like=True):
+class GroupFigures(msgspec.Struct, array_like=True):
     """Figures of a label in a block, over all of its samples or those of a slice.
 
     Attributes:
@@ -160,7 +160,7 @@ class BlockFigures(msgspec.Struct, array_like=True):
 
     number: int
     time: float
-    groups: list[Group]
+    groups: list[GroupFigures]
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -188,7 +188,7 @@ def figures_of(block: Block, model: Model, slices: Slices) -> BlockFigures:
             flat = sums.counts.reshape(-1)
             bins = np.flatnonzero(flat)
             groups.append(
-                Group(
+                GroupFigures(
                     label.name,
                     name,
                     sums.binary,
@@ -199,7 +199,7 @@ def figures_of(block: Block, model: Model, slices: Slices) -> BlockFigures:
     return BlockFigures(block.number, block.time, groups)
 
 
-def _groups(columns: Columns, slices: Slices) -> Iterable[tuple[str, slice | NDArray[np.bool_]]]:
+def _groups(columns: BlockColumns, slices: Slices) -> Iterable[tuple[str, slice | NDArray[np.bool_]]]:
     yield "", slice(None)
     for i, name in enumerate(slices.names):
         if (mask := (columns.slices >> np.uint32(i)) & np.uint32(1) == 1).any():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError, NothingToCompare, PublicationCorrupt
-from streamtrain.quality.blocks import BLOCK_BINS, BlockFigures, Group
+from streamtrain.quality.blocks import BLOCK_BINS, BlockFigures, GroupFigures
 from streamtrain.quality.progressive import Metrics, Sums
 from streamtrain.store.redis.blocks import BlockLog, RedisBlocks, models_with_blocks
 from streamtrain.store.redis.server import RedisServer
@@ -28,8 +28,8 @@ TUNED_FOR = 32
 
 _MOST_RANGES = 5  # of offsets, in an error
 
-Floats = NDArray[np.float64]
-Place = tuple[int, int]
+Doubles = NDArray[np.float64]
+BlockPlace = tuple[int, int]
 """Partition and number of a block."""
 
 
@@ -42,7 +42,7 @@ class Interval(NamedTuple):
 
 
 def confidence_sequence(
-    means: Floats, weights: Floats, *, alpha: float = ALPHA, tuned_for: float = TUNED_FOR
+    means: Doubles, weights: Doubles, *, alpha: float = ALPHA, tuned_for: float = TUNED_FOR
 ) -> Interval:
     """The mean with an interval of a confidence sequence, which is valid at all numbers of blocks at once.
 
@@ -80,7 +80,7 @@ def confidence_sequence(
     return Interval(mean, mean - margin, mean + margin)
 
 
-def _long_run_variance(residuals: Floats) -> float:
+def _long_run_variance(residuals: Doubles) -> float:
     count = len(residuals)
     plain = long_run = float(residuals @ residuals)
     lags = int(count ** (1 / 3))
@@ -110,8 +110,8 @@ class LabelComparison(NamedTuple):
     ours: Metrics
     theirs: Metrics
     difference: Interval
-    means: Floats
-    weights: Floats
+    means: Doubles
+    weights: Doubles
 
     def sentence(self, first: str, second: str) -> str:
         """What came out, in a sentence."""
@@ -165,7 +165,7 @@ class StoredBlocks(NamedTuple):
 
     model: str
     log: BlockLog
-    blocks: Mapping[Place, BlockFigures]
+    blocks: Mapping[BlockPlace, BlockFigures]
 
     @property
     def is_full(self) -> bool:
@@ -214,7 +214,7 @@ def find_blocks(server: RedisServer, model: str) -> StoredBlocks | None:
     if (found := where.read()) is None:
         return None
     log, contents = found
-    blocks: dict[Place, BlockFigures] = {}
+    blocks: dict[BlockPlace, BlockFigures] = {}
     try:
         for partition, of_partition in contents.items():
             for content in of_partition:
@@ -250,7 +250,7 @@ class Comparison(NamedTuple):
 
     ours: StoredBlocks
     theirs: StoredBlocks
-    places: Sequence[Place]
+    places: Sequence[BlockPlace]
     results: Sequence[LabelComparison]
 
     @property
@@ -346,7 +346,7 @@ def _check_logs(ours: StoredBlocks, theirs: StoredBlocks) -> None:
         )
 
 
-def _groups(ours: StoredBlocks, theirs: StoredBlocks, places: Sequence[Place]) -> list[tuple[str, str]]:
+def _groups(ours: StoredBlocks, theirs: StoredBlocks, places: Sequence[BlockPlace]) -> list[tuple[str, str]]:
     """Label and slice of all groups that both have, in their order."""
     of_both: list[dict[tuple[str, str], None]] = []
     for stored in (ours, theirs):
@@ -355,7 +355,7 @@ def _groups(ours: StoredBlocks, theirs: StoredBlocks, places: Sequence[Place]) -
 
 
 def _compare(
-    ours: StoredBlocks, theirs: StoredBlocks, places: Sequence[Place], label: str, slice_of: str
+    ours: StoredBlocks, theirs: StoredBlocks, places: Sequence[BlockPlace], label: str, slice_of: str
 ) -> LabelComparison:
     pairs = []
     for place in places:
@@ -371,11 +371,11 @@ def _compare(
     return LabelComparison(label, slice_of, loss, len(pairs), *metrics, interval, means, weights)
 
 
-def _group(block: BlockFigures, label: str, slice_of: str) -> Group | None:
+def _group(block: BlockFigures, label: str, slice_of: str) -> GroupFigures | None:
     return next((group for group in block.groups if (group.label, group.slice) == (label, slice_of)), None)
 
 
-def _metrics(groups: Sequence[Group], is_binary: bool) -> Metrics:
+def _metrics(groups: Sequence[GroupFigures], is_binary: bool) -> Metrics:
     sums = Sums(is_binary, BLOCK_BINS)
     for group in groups:
         group.add_to(sums)

@@ -14,7 +14,7 @@ from streamtrain.errors import (
 )
 
 RETRY_SECONDS = "1"
-Reason = Literal["requests", "bodies", "instances", "wait", "offsets"]
+OverloadReason = Literal["requests", "bodies", "instances", "wait", "offsets"]
 
 
 class Overloaded(StreamtrainError):
@@ -25,9 +25,9 @@ class Overloaded(StreamtrainError):
             that wait for "offsets".
     """
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: OverloadReason, message: str) -> None:
         super().__init__(f"{message}; try again later")
-        self.reason: Reason = reason
+        self.reason: OverloadReason = reason
 
 
 class TooManyIds(StreamtrainError):

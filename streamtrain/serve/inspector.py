@@ -19,7 +19,7 @@ from streamtrain.store.publication import Floats, Publication
 MAX_IDS = 1024
 
 
-class Row(NamedTuple):
+class RowRead(NamedTuple):
     """What an id reads.
 
     Attributes:
@@ -46,7 +46,7 @@ class Hit(NamedTuple):
     feature: str
     table: str
     id: str | None
-    row: Row
+    row: RowRead
 
 
 class Inspector:
@@ -68,7 +68,7 @@ class Inspector:
         """The key of an id, as in training. An integer has that of its decimal text."""
         return hash_bytes(id.encode("utf-8", "surrogatepass"))
 
-    def row(self, predictor: Predictor, table: str, key: int) -> Row:
+    def row(self, predictor: Predictor, table: str, key: int) -> RowRead:
         """What a key reads in a table of a loaded publication.
 
         Raises:
@@ -114,13 +114,13 @@ class Inspector:
             ids += value if isinstance(value, list) else [value]
         return [str(one) for one in ids if one is not None]
 
-    def _rows(self, predictor: Predictor, keys: list[tuple[str, int]]) -> tuple[list[Row], Publication]:
+    def _rows(self, predictor: Predictor, keys: list[tuple[str, int]]) -> tuple[list[RowRead], Publication]:
         plans = [self._plan(self._tables[table], key) for table, key in keys]
         view = predictor.loaded.read(plans)
         rows = []
         for (table, key), plan, values in zip(keys, plans, view.rows, strict=True):
             found, _ = predictor.loaded.found(plan)[table]
-            rows.append(Row(key, found == 1, values))
+            rows.append(RowRead(key, found == 1, values))
         return rows, view.publication
 
     def _plan(self, table: int, key: int) -> Plan:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 HEAD: Literal["head"] = "head"
 Version = int | Literal["head"]
-Kind = Literal["promote", "rollback"]
+SwapKind = Literal["promote", "rollback"]
 
 
 class Registry:
@@ -135,7 +135,7 @@ class Registry:
             found = self._resident.get(version) or self._alive.get(version)
             return found or self._load(version, origin or self.origin)
 
-    def serve(self, version: Version, predictor: Predictor, kind: Kind = "promote") -> Publication:
+    def serve(self, version: Version, predictor: Predictor, kind: SwapKind = "promote") -> Publication:
         """Serves a predictor from `prepare`."""
         with self._flipping:
             publication = self._flip(version, predictor, kind)
@@ -176,7 +176,7 @@ class Registry:
             self._drop_oldest()
         self._changed()
 
-    def _flip(self, version: Version, predictor: Predictor, kind: Kind) -> Publication:
+    def _flip(self, version: Version, predictor: Predictor, kind: SwapKind) -> Publication:
         before, predictor = self._served, self._resident.get(version, predictor)
         others = [one for one in self._history if one != version]
         if kind == "rollback" and before is not None and before is not predictor:

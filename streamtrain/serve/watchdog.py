@@ -20,7 +20,7 @@ from streamtrain.store.publication import Floats, ProbedOrigin
 
 logger = logging.getLogger(__name__)
 
-Reason = Literal["non_finite", "mean"]
+RollbackReason = Literal["non_finite", "mean"]
 Means = NDArray[np.float64]  # [L]
 WHO = "watchdog"
 
@@ -38,7 +38,7 @@ class Anomaly(NamedTuple):
     """
 
     version: Version
-    reason: Reason
+    reason: RollbackReason
     text: str
 
 
@@ -65,7 +65,7 @@ class Watchdog:
     def __init__(
         self, selection: Selection, policy: WatchdogSettings, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.rollbacks: dict[Reason, int] = {"non_finite": 0, "mean": 0}
+        self.rollbacks: dict[RollbackReason, int] = {"non_finite": 0, "mean": 0}
         self.probes = 0
         self._selection, self._registry, self._policy, self._now = selection, selection.registry, policy, now
         self._labels = [label.name for label in self._registry.model.labels]

@@ -19,7 +19,7 @@ from streamtrain.service.programs import KAFKA, PASSWORD_FILE, VALKEY, embedded_
 from streamtrain.service.service_file import CHECKPOINTS, kept_service_file, refuse_second, write_private
 from streamtrain.settings.groups import Settings
 from streamtrain.store.checkpoint.epochs import Epochs
-from streamtrain.store.redis.layout import Keys
+from streamtrain.store.redis.layout import RedisKeys
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.stream.opening import open_stream
 
@@ -202,7 +202,9 @@ def check(settings: Settings, given: Mapping[str, str]) -> None:
     if "publish.url" not in given and settings.publish.url:
         server = RedisServer(settings.publish.url, cluster=settings.publish.cluster)
         try:
-            server.call("EXISTS", Keys(settings.publish.model).head)  # which a user of the documented rights may ask
+            server.call(
+                "EXISTS", RedisKeys(settings.publish.model).head
+            )  # which a user of the documented rights may ask
         except OriginUnavailable as exc:
             raise ConfigError(f"publish.url: {exc}; without publish.url, up runs a Redis itself") from exc
         finally:

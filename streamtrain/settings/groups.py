@@ -8,7 +8,6 @@ from streamtrain.settings.types import (
     Addresses,
     Count,
     Flag,
-    Group,
     HostNames,
     Listen,
     Margin,
@@ -18,6 +17,7 @@ from streamtrain.settings.types import (
     Ratio,
     Seconds,
     Secret,
+    SettingsGroup,
     Slices,
     Start,
     Table,
@@ -56,7 +56,7 @@ SECRETS = frozenset(
 """Settings whose values are never shown in messages."""
 
 
-class PublishSettings(Group):
+class PublishSettings(SettingsGroup):
     """How the model is published for serving.
 
     Attributes:
@@ -80,7 +80,7 @@ class PublishSettings(Group):
     keep: Annotated[Count, Field(ge=1)] = 10
 
 
-class GateSettings(Group):
+class GateSettings(SettingsGroup):
     """The quality gate: what a publication must meet, relative to the baseline. A margin of None is not checked.
 
     Attributes:
@@ -98,7 +98,7 @@ class GateSettings(Group):
     min_samples: Annotated[Count, Field(ge=0)] = 10_000
 
 
-class CompareSettings(Group):
+class CompareSettings(SettingsGroup):
     """Figures of predictions by block of offsets, by which models that learn from the same log are compared.
 
     Attributes:
@@ -118,7 +118,7 @@ def _weights(given: dict[str, float]) -> dict[str, float]:
     return given
 
 
-class ServeSettings(Group):
+class ServeSettings(SettingsGroup):
     """How predictions are served.
 
     Attributes:
@@ -188,7 +188,7 @@ class ServeSettings(Group):
     outcomes: Text | None = None
 
 
-class WatchdogSettings(Group):
+class WatchdogSettings(SettingsGroup):
     """When a server rolls back by itself.
 
     Attributes:
@@ -204,7 +204,7 @@ class WatchdogSettings(Group):
     window: Seconds = 600.0
 
 
-class PsSettings(Group):
+class PsSettings(SettingsGroup):
     """The shards, and how workers talk to them.
 
     Attributes:
@@ -234,7 +234,7 @@ class PsSettings(Group):
     metrics: Listen | None = None
 
 
-class ConsistencySettings(Group):
+class ConsistencySettings(SettingsGroup):
     """How far workers may run apart.
 
     Attributes:
@@ -248,7 +248,7 @@ class ConsistencySettings(Group):
     lease: Seconds = 10.0
 
 
-class StreamSettings(Group):
+class StreamSettings(SettingsGroup):
     """The samples, and how they are read.
 
     Attributes:
@@ -296,7 +296,7 @@ class StreamSettings(Group):
     commit_every: Seconds = 5.0
 
 
-class LabelSettings(Group):
+class LabelSettings(SettingsGroup):
     """A label that the join makes.
 
     Attributes:
@@ -316,7 +316,7 @@ class LabelSettings(Group):
     cancelled_by: tuple[Text, ...] = ()
 
 
-class KeepSettings(Group):
+class KeepSettings(SettingsGroup):
     """Which samples the join writes.
 
     Attributes:
@@ -328,7 +328,7 @@ class KeepSettings(Group):
     weight: Text | None = None
 
 
-class JoinSettings(Group):
+class JoinSettings(SettingsGroup):
     """The join of impressions and outcomes, whose result is `stream.topic`.
 
     Attributes:
@@ -370,7 +370,7 @@ class JoinSettings(Group):
         return self.impressions is not None
 
 
-class WorkerSettings(Group):
+class WorkerSettings(SettingsGroup):
     """How a worker learns.
 
     Attributes:
@@ -394,7 +394,7 @@ class WorkerSettings(Group):
     window: Annotated[Count, Field(ge=1)] = 100_000
 
 
-class CheckpointSettings(Group):
+class CheckpointSettings(SettingsGroup):
     """When and where checkpoints are written.
 
     Attributes:
@@ -410,7 +410,7 @@ class CheckpointSettings(Group):
     full_every: Annotated[Count, Field(ge=0)] = 10
 
 
-class CoordinatorSettings(Group):
+class CoordinatorSettings(SettingsGroup):
     """The coordinator, which takes checkpoints, publishes and knows the status of the cluster.
 
     Attributes:
@@ -424,7 +424,7 @@ class CoordinatorSettings(Group):
     metrics: Listen | None = None
 
 
-class UpSettings(Group):
+class UpSettings(SettingsGroup):
     """What `streamtrain up` runs on one machine.
 
     Attributes:
@@ -447,7 +447,7 @@ class UpSettings(Group):
     kafka: PathText | None = None
 
 
-class LogSettings(Group):
+class LogSettings(SettingsGroup):
     """What processes log to standard error; see `streamtrain.logs.set_up_logs`.
 
     Attributes:
@@ -461,7 +461,7 @@ class LogSettings(Group):
     process: Text | None = None
 
 
-class SecuritySettings(Group):
+class SecuritySettings(SettingsGroup):
     """TLS and the token of connections in the cluster; see `streamtrain.ps.rpc.security.Security`.
 
     Attributes:
@@ -481,7 +481,7 @@ class SecuritySettings(Group):
     insecure: Flag = False
 
 
-class Settings(Group):
+class Settings(SettingsGroup):
     """All settings.
 
     Attributes:
@@ -506,7 +506,7 @@ class Settings(Group):
     up: UpSettings = UpSettings()
 
 
-GROUPS = frozenset(name for name, field in Settings.model_fields.items() if isinstance(field.default, Group))
+GROUPS = frozenset(name for name, field in Settings.model_fields.items() if isinstance(field.default, SettingsGroup))
 KEYS = tuple(
     sorted(
         [name for name in Settings.model_fields if name not in GROUPS]

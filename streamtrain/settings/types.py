@@ -173,7 +173,7 @@ def table_of(group: type[BaseModel], *, single: bool = False) -> BeforeValidator
     return BeforeValidator(checked)
 
 
-class Group(BaseModel):
+class SettingsGroup(BaseModel):
     """Settings of one concern: immutable, and printed without credentials."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

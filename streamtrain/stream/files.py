@@ -28,7 +28,7 @@ from pyarrow import csv
 from streamtrain.address import redacted
 from streamtrain.errors import ConfigError
 
-Sample = tuple[bytes, float | None, bytes | None]
+FileSample = tuple[bytes, float | None, bytes | None]
 """A message, its event time in seconds since the epoch, and the key that decides its partition."""
 
 FORMATS = ("jsonl", "csv", "parquet")
@@ -56,7 +56,7 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 _decode = msgspec.json.decode
 
 
-class Block(NamedTuple):
+class FileBlock(NamedTuple):
     """Samples that follow each other.
 
     Attributes:
@@ -65,7 +65,7 @@ class Block(NamedTuple):
         restarts: whether event time starts over, as the file is read again.
     """
 
-    samples: list[Sample]
+    samples: list[FileSample]
     share: float | None
     restarts: bool = False
 
@@ -142,7 +142,7 @@ class SampleFile:
             raise ConfigError(f"cannot tell the format of {self.name} from its name: use --format {'|'.join(FORMATS)}")
         return _SUFFIXES[suffix]
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[FileBlock]:
         """All samples, once.
 
         Raises:
@@ -155,7 +155,7 @@ class SampleFile:
                 for rows in filter(lambda rows: rows.values, self._rows(stack)):
                     count += len(rows.values)
                     keys, times = _each(parse_key, rows.keys, rows.values), _each(parse_time, rows.times, rows.values)
-                    yield Block(list(zip(rows.values, times, keys, strict=True)), rows.share)
+                    yield FileBlock(list(zip(rows.values, times, keys, strict=True)), rows.share)
         except Exception as exc:  # decoders and the clients of object stores have errors of their own
             place = f" after sample {count:,}" if count else ""
             raise ConfigError(f"cannot read {self.name}{place}: {_reason(exc)}") from exc
@@ -503,7 +503,7 @@ def parse_time(value: Any) -> float | None:
     return seconds if math.isfinite(seconds) and EARLIEST <= seconds < LATEST else None
 
 
-def limited(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
+def limited(blocks: Iterable[FileBlock], limit: int) -> Iterator[FileBlock]:
     """The first `limit` samples."""
     for block in blocks:
         yield block._replace(samples=block.samples[:limit])
@@ -512,7 +512,7 @@ def limited(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
             return
 
 
-def repeated(file: SampleFile) -> Iterator[Block]:
+def repeated(file: SampleFile) -> Iterator[FileBlock]:
     """All samples again and again, until the file is empty; errors as `SampleFile.blocks`.
 
     Raises:
@@ -523,10 +523,10 @@ def repeated(file: SampleFile) -> Iterator[Block]:
     return _rounds(file)
 
 
-def _rounds(file: SampleFile) -> Iterator[Block]:
+def _rounds(file: SampleFile) -> Iterator[FileBlock]:
     while True:
         count = 0
         for count, block in enumerate(file.blocks(), 1):
-            yield Block(block.samples, None, restarts=count == 1)
+            yield FileBlock(block.samples, None, restarts=count == 1)
         if not count:
             return

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgres
 from rich.text import Text
 
 from streamtrain.errors import ConfigError, WriteFailed
-from streamtrain.stream.files import STDIN, Block, Sample, SampleFile, parse_time
+from streamtrain.stream.files import STDIN, FileBlock, FileSample, SampleFile, parse_time
 from streamtrain.stream.source import Writer
 
 Shift = Callable[[bytes], bytes]
@@ -27,7 +27,9 @@ Shift = Callable[[bytes], bytes]
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def shift_times(to: str, field: str, samples: SampleFile, limit: Callable[[Iterable[Block]], Iterable[Block]]) -> Shift:
+def shift_times(
+    to: str, field: str, samples: SampleFile, limit: Callable[[Iterable[FileBlock]], Iterable[FileBlock]]
+) -> Shift:
     """What gives messages other event times. All other fields stay as they are, byte for byte.
 
     Args:
@@ -212,7 +214,7 @@ class Stop:
 
 
 def produce(
-    blocks: Iterable[Block],
+    blocks: Iterable[FileBlock],
     writer: Writer,
     *,
     pace: Pace | None = None,
@@ -262,7 +264,7 @@ class _Run:
         self._share = 0.0
         self._flushed = time.monotonic()
 
-    def write(self, block: Block, pieces: Iterable[list[Sample]]) -> None:
+    def write(self, block: FileBlock, pieces: Iterable[list[FileSample]]) -> None:
         before, first, write = self._share, self.messages, self._writer.write
         for piece in pieces:
             for sample, _, key in piece:
@@ -302,9 +304,9 @@ class _Run:
         return left
 
 
-def _read_ahead(blocks: Iterable[Block], stop: Stop) -> Generator[Block]:
+def _read_ahead(blocks: Iterable[FileBlock], stop: Stop) -> Generator[FileBlock]:
     """The same blocks, read in another thread, until a stop is requested."""
-    ready: Queue[Block | Exception | None] = Queue(_BLOCKS_AHEAD)
+    ready: Queue[FileBlock | Exception | None] = Queue(_BLOCKS_AHEAD)
     closed = threading.Event()
 
     def read() -> None:
@@ -338,7 +340,7 @@ def _read_ahead(blocks: Iterable[Block], stop: Stop) -> Generator[Block]:
         thread.join(_FLUSH_SECONDS if stop.requested else _GRACE_SECONDS)
 
 
-def _pieces(block: Block, stop: Stop) -> Iterator[list[Sample]]:
+def _pieces(block: FileBlock, stop: Stop) -> Iterator[list[FileSample]]:
     """Cuts a block, until a stop is requested."""
     for start in range(0, len(block.samples), _PIECE):
         if stop.requested:
@@ -346,7 +348,7 @@ def _pieces(block: Block, stop: Stop) -> Iterator[list[Sample]]:
         yield block.samples[start : start + _PIECE]
 
 
-def _paced(block: Block, pace: Pace, first: float, stop: Stop) -> Iterator[list[Sample]]:
+def _paced(block: FileBlock, pace: Pace, first: float, stop: Stop) -> Iterator[list[FileSample]]:
     """Cuts a block into what is due at the same time, and waits for each piece.
 
     Args:
@@ -357,7 +359,7 @@ def _paced(block: Block, pace: Pace, first: float, stop: Stop) -> Iterator[list[
     """
     if block.restarts:
         pace.restart()
-    piece: list[Sample] = []
+    piece: list[FileSample] = []
     for sample in block.samples:
         due = first + pace.due(sample[1])
         if due > time.monotonic():

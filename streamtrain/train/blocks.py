@@ -27,7 +27,7 @@ from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.ps.clock import Clock, Progress, Span
 from streamtrain.ps.push import Floats
-from streamtrain.quality.blocks import MOST_CARRIED, Block, BlockSink, Columns, Slices
+from streamtrain.quality.blocks import MOST_CARRIED, Block, BlockColumns, BlockSink, Slices
 from streamtrain.train.intake import DecodedBatch
 from streamtrain.train.trainer import BatchResult
 
@@ -131,14 +131,16 @@ class BlockTracker:
             while state.blocks and state.blocks[0].number <= number and self._is_complete(state, state.blocks[0]):
                 state.blocks.popleft()
 
-    def _columns(self, batch: Batch, predictions: Floats) -> Columns:
+    def _columns(self, batch: Batch, predictions: Floats) -> BlockColumns:
         weights = batch.weights
         if self._model.sampling is not None:
             predictions, weights = self._model.sampling.correct(predictions), self._model.sampling.represented(batch)
         slices = self._slices.of(batch) if self._slices.names else np.zeros(len(batch), np.uint32)
-        return Columns(predictions, batch.labels, weights, slices)
+        return BlockColumns(predictions, batch.labels, weights, slices)
 
-    def _add(self, partition: int, offsets: NDArray[np.int64], times: NDArray[np.float64], columns: Columns) -> None:
+    def _add(
+        self, partition: int, offsets: NDArray[np.int64], times: NDArray[np.float64], columns: BlockColumns
+    ) -> None:
         state = self._of[partition]
         start = int(np.searchsorted(offsets, state.through))
         while start < len(offsets):
@@ -156,7 +158,7 @@ class BlockTracker:
         blocks = [(block.number, len(one.weights), block.time) for block, one in zip(state.blocks, every, strict=True)]
         if not every:
             return msgspec.msgpack.encode(_Open(self._signature, state.through, blocks, b"", b"", b"", b""))
-        whole = every[0] if len(every) == 1 else Columns(*map(np.concatenate, zip(*every, strict=True)))
+        whole = every[0] if len(every) == 1 else BlockColumns(*map(np.concatenate, zip(*every, strict=True)))
         is_binary = bool(((whole.labels == 0) | (whole.labels == 1)).all())
         return msgspec.msgpack.encode(
             _Open(
@@ -180,7 +182,7 @@ class BlockTracker:
                 return None
             count, labels = sum(samples for _, samples, _ in given.blocks), len(self._model.labels)
             kind = np.uint8 if len(given.labels) == count * labels else np.dtype("<f4")
-            columns = Columns(
+            columns = BlockColumns(
                 np.frombuffer(given.predictions, "<f4").reshape(count, labels),
                 np.frombuffer(given.labels, kind).astype(np.float32).reshape(count, labels),
                 np.frombuffer(given.weights, "<f4") if given.weights else np.ones(count, np.float32),

@@ -18,7 +18,7 @@ from streamtrain.model.batch import Batch
 from streamtrain.model.samples import LATE, refuse_future
 from streamtrain.model.sampling import Sampling
 from streamtrain.periodic import retry
-from streamtrain.ps.clock import Offsets, Span
+from streamtrain.ps.clock import AvailableOffsets, Span
 from streamtrain.settings.groups import StreamSettings
 from streamtrain.stream.buffer import Messages, PartitionBuffer
 from streamtrain.stream.dead_letters import DeadLetter, DeadLetters
@@ -134,7 +134,7 @@ class DecodedBatch(NamedTuple):
         )
 
 
-class Intake(Offsets, Protocol):
+class Intake(AvailableOffsets, Protocol):
     """Where a loop takes its batches from."""
 
     def open(self, listener: Listener) -> None:

@@ -24,7 +24,7 @@ from streamtrain.model.model import Model
 from streamtrain.model.spec import Spec
 from streamtrain.ps.client import PendingPull, RowGradients
 from streamtrain.ps.push import DenseChange
-from streamtrain.train.micro_graph import OF_GRAPHS, Kind, MicroGraph, Shape, TableGroup
+from streamtrain.train.micro_graph import OF_GRAPHS, ColumnKind, MicroGraph, Shape, TableGroup
 from streamtrain.train.optimizer_steps import dense_decay
 from streamtrain.train.step import Floats, Step
 
@@ -151,7 +151,7 @@ class MicroStep:
         ]
 
     def _first_shape(self) -> Shape:
-        kinds: list[tuple[Kind, int]] = []
+        kinds: list[tuple[ColumnKind, int]] = []
         for one in self._model.schema.embedded:
             if one.combiner is None:
                 assert one.max_length is not None
@@ -237,7 +237,7 @@ class MicroStep:
         """The shape for a batch: as large as the largest so far, so that few graphs are compiled."""
         shape = self._shape
         lengths = micro.lengths
-        slots: list[tuple[Kind, int]] = []
+        slots: list[tuple[ColumnKind, int]] = []
         for (kind, room), (single, longest) in zip(shape.slots, lengths, strict=True):
             is_new = kind == "single" and not single
             is_list = is_new or kind == "list"

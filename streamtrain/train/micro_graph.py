@@ -26,7 +26,7 @@ OF_GRAPHS = ("dim", "optimizer", "epsilon", "decay", "beta1", "beta2", "beta", "
 
 _OF_OPTIMIZERS = (*OF_GRAPHS, "rate", "initial_accumulator")
 
-Kind = Literal["single", "list", "sequence"]
+ColumnKind = Literal["single", "list", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Shape(NamedTuple):
     steps: int
     rows: tuple[int, ...]
     entries: tuple[int, ...]
-    slots: tuple[tuple[Kind, int], ...]
+    slots: tuple[tuple[ColumnKind, int], ...]
     guarded: bool
 
 

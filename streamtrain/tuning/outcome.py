@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Figures:
+class CandidateFigures:
     """How well one candidate predicted.
 
     Attributes:
@@ -32,7 +32,7 @@ class Figures:
     samples_per_s: float
 
     @classmethod
-    def of(cls, search: Search, candidate: Candidate) -> "Figures":
+    def of(cls, search: Search, candidate: Candidate) -> "CandidateFigures":
         """Figures of a finisher."""
         decoded = search.decoded
         return cls(
@@ -55,7 +55,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TuningOutcome:
     """What a search has found.
 
     Attributes:
@@ -83,8 +83,8 @@ class Outcome:
     judged: int
     bad: dict[str, int]
     seconds: float
-    given: Figures | None
-    best: Figures | None
+    given: CandidateFigures | None
+    best: CandidateFigures | None
     better: Difference | None
     margin: float
     is_better: bool
@@ -99,7 +99,7 @@ class Outcome:
     ended: str
 
     @classmethod
-    def of(cls, search: Search) -> "Outcome":
+    def of(cls, search: Search) -> "TuningOutcome":
         """The outcome of a search so far."""
         given = None if search.given.ended or not search.chunks else search.given
         best = next((candidate for candidate in search.leaders() if candidate is not given), None)
@@ -113,8 +113,8 @@ class Outcome:
             judged=search.decoded.samples(search.chunks) - search.decoded.samples(search.half),
             bad=search.bad,
             seconds=search.elapsed,
-            given=Figures.of(search, given) if given else None,
-            best=Figures.of(search, best) if best else None,
+            given=CandidateFigures.of(search, given) if given else None,
+            best=CandidateFigures.of(search, best) if best else None,
             better=better,
             margin=margin,
             is_better=better.mean + margin < 0 if better else best is not None,

@@ -138,10 +138,10 @@ def _coarse_feature(feature: Embedded) -> str:
     return f"{replace(feature, optimizer=None)!r} {optimizer}"
 
 
-Change = Callable[[Model, Any], Model]
+SettingChange = Callable[[Model, Any], Model]
 
 
-def _option(name: str) -> Change:
+def _option(name: str) -> SettingChange:
     return lambda model, value: model.replace(**{name: value})
 
 
@@ -179,7 +179,7 @@ def _dense_rate(model: Model, factor: float) -> Model:
     return model.replace(dense_optimizer=_scaled(model.dense_optimizer, factor))
 
 
-def _accumulators(name: str) -> Change:
+def _accumulators(name: str) -> SettingChange:
     """Sets an option of all optimizers of rows that have it."""
 
     def change(given: Model, value: float) -> Model:
@@ -210,7 +210,7 @@ def _init_scale(model: Model, factor: float) -> Model:
     return _with_features(model, scaled)
 
 
-_CHANGES: dict[str, Change] = {
+_CHANGES: dict[str, SettingChange] = {
     "embedding_rate": _embedding_rate,
     "embedding_optimizer": _embedding_optimizer,
     "dense_rate": _dense_rate,

@@ -48,7 +48,7 @@ class TrainedState(NamedTuple):
         return cls(run, {partition: at for partition, at in clock.items() if at})
 
 
-class Trainer(ABC):
+class TrainingPredictor(ABC):
     """Predicts as training does; a context manager."""
 
     _channels: Sequence[grpc.Channel] = ()
@@ -69,7 +69,7 @@ class Trainer(ABC):
         """Predicts samples: float32 [n, L]."""
 
 
-class CheckpointTrainer(Trainer):
+class CheckpointTrainer(TrainingPredictor):
     """Predicts by the newest epoch at a URL, or by the checkpoint at it.
 
     Raises:
@@ -93,7 +93,7 @@ class CheckpointTrainer(Trainer):
         return self._learner.predict(batch)
 
 
-class ShardTrainer(Trainer):
+class ShardTrainer(TrainingPredictor):
     """Predicts by what shards have now. They are not told of any worker, and none waits for it.
 
     Raises:
@@ -178,7 +178,7 @@ class SamplesComparison(NamedTuple):
 
 def compare_samples(
     model: Model,
-    trainer: Trainer,
+    trainer: TrainingPredictor,
     endpoint: Endpoint,
     origin: Origin | None,
     messages: Iterable[bytes],
@@ -212,7 +212,7 @@ def compare_samples(
 
 
 class _Both:
-    def __init__(self, model: Model, trainer: Trainer, endpoint: Endpoint) -> None:
+    def __init__(self, model: Model, trainer: TrainingPredictor, endpoint: Endpoint) -> None:
         self._model, self._trainer, self._endpoint = model, trainer, endpoint
         self._reader, self._labels = SampleReader(model, with_labels=False), SampleReader(model)
         self._validations = [ProgressiveValidation(model.labels) for _ in range(2)]

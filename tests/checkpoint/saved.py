@@ -10,7 +10,7 @@ import numpy as np
 from streamtrain._core import shards_of
 from streamtrain.checkpoint.cluster_checkpoint import Checkpointer, CheckpointInfo
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
-from streamtrain.ps.clock import Clock, Outcome, Span
+from streamtrain.ps.clock import Clock, PushOutcome, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.shards import Control, LocalControl, RunTemplate, Shards
@@ -81,7 +81,7 @@ class Cluster:
         """Push ranges of the log, (partition, start, end) each, one batch after another, to all shards."""
         for span in spans:
             for pushed in self.push(pushes(log, [Span(*span)], len(self.nodes))):
-                assert pushed.outcome is Outcome.APPLIED
+                assert pushed.outcome is PushOutcome.APPLIED
 
     def push(self, parts: Sequence[Push]) -> list[PushResult]:
         return [shard.push(part) for shard, part in zip(self.shards, parts, strict=True)]

@@ -11,7 +11,7 @@ import pytest
 
 from streamtrain.checkpoint.cluster_checkpoint import Checkpointer
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
-from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.clock import PushOutcome, Span
 from streamtrain.ps.nodes.shards import Control
 from streamtrain.ps.push import Push, RowUpdate
 from streamtrain.ps.shard import Shard
@@ -115,7 +115,7 @@ def test_every_epoch_of_shards_behind_grpc(place: str) -> None:
                 gradients = -plan.counts(0).astype(np.float32)
                 ones = np.full(7, plan.samples, np.float32)
                 pushing = client.push(plan, gradients, -ones[:5], ones[:2], spans=spans, watermark=0)
-                assert [one.outcome for one in pushing.wait()] == [Outcome.APPLIED] * 2
+                assert [one.outcome for one in pushing.wait()] == [PushOutcome.APPLIED] * 2
 
             return push
 
@@ -146,7 +146,7 @@ def touch(cluster: Cluster, ids: list[int], now: int) -> None:
     update = RowUpdate(keys, -ones.astype(np.float32)[:, None], ones, np.full(len(ids), now, np.uint32))
     at = cluster.shards[0].clock().get(0, 0)
     push = Push([Span(0, at, at + 1)], 1, [update], np.zeros(5, np.float32), np.zeros(2, np.float32), now)
-    assert cluster.push([push])[0].outcome is Outcome.APPLIED
+    assert cluster.push([push])[0].outcome is PushOutcome.APPLIED
 
 
 def assert_saved(cluster: Cluster, place: str, kind: str, *, rows: dict[int, float]) -> None:
@@ -194,7 +194,7 @@ def test_the_capacity_is_that_of_all_shards_together(place: str) -> None:
     cluster = Cluster(place, 3, with_table(COUNTING, capacity=100))
     log = {0: [[one] for one in range(2000)]}
     for at in range(0, 2000, 20):
-        assert {one.outcome for one in cluster.push(pushes(log, [Span(0, at, at + 20)], 3))} == {Outcome.APPLIED}
+        assert {one.outcome for one in cluster.push(pushes(log, [Span(0, at, at + 20)], 3))} == {PushOutcome.APPLIED}
     rows = contents(cluster.shards)
     assert 80 < len(rows) <= 102
     assert contents(restored(place, cluster.take().epoch, 3)) == rows
@@ -239,10 +239,10 @@ def test_push_on_its_way_is_let_through(place: str) -> None:
     other = aside(lambda: cluster.learn(log, (1, 0, 2)))
     missing = aside(lambda: cluster.shards[0].push(second[0]))
     frozen.go_on.set()
-    assert missing.result(PATIENCE).outcome is Outcome.APPLIED
+    assert missing.result(PATIENCE).outcome is PushOutcome.APPLIED
     taken = taking.result(PATIENCE)
     assert taken.aligned
-    assert later.result(PATIENCE).outcome is Outcome.APPLIED
+    assert later.result(PATIENCE).outcome is PushOutcome.APPLIED
     other.result(PATIENCE)
     cluster.shards[0].push(third[0])
     found = restored(place, taken.epoch, 2)

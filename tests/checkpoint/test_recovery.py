@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
-from streamtrain.ps.clock import Cursor, Ends, Outcome
+from streamtrain.ps.clock import Cursor, Ends, PushOutcome
 from streamtrain.ps.push import Push
 from tests.checkpoint.saved import Cluster
 from tests.ps.counting import assert_exact, pushes
@@ -56,7 +56,7 @@ class Recovery(RuleBasedStateMachine):
     @rule(reached=st.integers(1, 3))
     def deliver(self, reached: int) -> None:
         for s in list(self.unanswered)[:reached]:
-            if self.cluster.shards[s].push(self.unanswered.pop(s)).outcome is Outcome.REJECTED:
+            if self.cluster.shards[s].push(self.unanswered.pop(s)).outcome is PushOutcome.REJECTED:
                 self.rewind()
                 return
 
@@ -130,7 +130,7 @@ class Recovery(RuleBasedStateMachine):
             if not spans:
                 break
             for pushed in self.cluster.push(pushes(self.log, spans, len(self.cluster.nodes))):
-                assert pushed.outcome is not Outcome.REJECTED, "nobody else is there"
+                assert pushed.outcome is not PushOutcome.REJECTED, "nobody else is there"
         else:
             raise AssertionError("it does not come to rest")
         assert_exact(self.cluster.shards, self.log)

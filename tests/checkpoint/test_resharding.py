@@ -17,7 +17,7 @@ from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
 from streamtrain.checkpoint.shard_state import restore_shard, source_shards
 from streamtrain.errors import CheckpointError
 from streamtrain.model.spec import Spec, shard_slice
-from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.clock import PushOutcome, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.shards import LocalControl, RunTemplate, Shards
@@ -64,7 +64,7 @@ def learn(cluster: Cluster, *batches: int) -> None:
             ]
             slices = gradient[shard_slice(DENSE, s, count)], change[shard_slice(STATISTICS, s, count)]
             push = Push([Span(0, number * 5 + 3, number * 5 + 8)], 5, mine, *slices, number)
-            assert shard.push(push).outcome is Outcome.APPLIED
+            assert shard.push(push).outcome is PushOutcome.APPLIED
 
 
 def assert_same(one: Cluster, other: Cluster) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 from streamtrain.model.features import Categorical, Label
 from streamtrain.model.model import Model
 from streamtrain.model.schema import Schema
-from streamtrain.quality.blocks import Block, BlockFigures, Columns, Slices, figures_of
+from streamtrain.quality.blocks import Block, BlockColumns, BlockFigures, Slices, figures_of
 from streamtrain.quality.comparison import StoredBlocks
 from streamtrain.store.redis.blocks import BlockLog, RedisBlocks
 from streamtrain.store.redis.server import RedisServer
@@ -28,7 +28,7 @@ def blocks(name: str, numbers: range, shift: float = 0.0, log: BlockLog = LOG) -
         labels = (random.random((log.size, 1)) < 1 / (1 + np.exp(-logits))).astype(np.float32)
         predictions = (1 / (1 + np.exp(-(logits + shift)))).astype(np.float32)
         bits = (np.arange(log.size) % 2).astype(np.uint32)
-        columns = Columns(predictions, labels, np.ones(log.size, np.float32), bits)
+        columns = BlockColumns(predictions, labels, np.ones(log.size, np.float32), bits)
         found[0, number] = figures_of(Block(0, number, 1000.0 + number, [columns]), of, slices)
     return StoredBlocks(name, log, found)
 

@@ -10,7 +10,13 @@ import pytest
 from streamtrain.cluster import members
 from streamtrain.cluster.client import Heartbeat
 from streamtrain.cluster.coordinator import Coordinator
-from streamtrain.cluster.quality import Figures, ProbePublisher, QualityAggregator, QualityReporter, encode_windows
+from streamtrain.cluster.quality import (
+    ProbePublisher,
+    QualityAggregator,
+    QualityReporter,
+    WindowFigures,
+    encode_windows,
+)
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ShardError, ShardRefused, ShardUnavailable
 from streamtrain.metrics.cluster import ShardMetrics
@@ -45,11 +51,11 @@ def windows(*of: Samples) -> list[Any]:
     return encode_windows(validation(*of).window_sums())
 
 
-def figures(*of: Samples) -> Figures:
+def figures(*of: Samples) -> WindowFigures:
     return {label: metrics.as_dict() for label, metrics in validation(*of).window().items()}
 
 
-def assert_close(one: Figures, other: Figures) -> None:
+def assert_close(one: WindowFigures, other: WindowFigures) -> None:
     assert one.keys() == other.keys()
     for label, found in one.items():
         expected = {name: value for name, value in other[label].items() if value is not None}

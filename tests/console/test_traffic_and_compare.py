@@ -11,7 +11,7 @@ from streamtrain.embedded.valkey import Valkey
 from streamtrain.quality.comparison import ComparisonReader, StoredBlocks, compare_blocks
 from streamtrain.serve.http.app import make_app
 from streamtrain.serve.service.service import ServingConfig
-from streamtrain.store.redis.layout import Keys
+from streamtrain.store.redis.layout import RedisKeys
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.store.redis.traffic import RedisTraffic
 from tests.cluster.compared import LOG, blocks, store
@@ -154,7 +154,7 @@ def test_forks_come_are_compared_and_go(browser: Browser, url: str, redis: Redis
         expect(region).to_contain_text("Over 10,000 blocks")
         assert int(region.locator(".chart").get_attribute("data-points") or 0) <= 200
 
-        redis.call("DEL", Keys("better").blocks, Keys("young").blocks)
+        redis.call("DEL", RedisKeys("better").blocks, RedisKeys("young").blocks)
         page.reload()
         expect(page.get_by_text("serving", exact=True)).to_be_visible()
         expect(region).to_be_hidden()

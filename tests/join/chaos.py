@@ -26,15 +26,15 @@ from zlib import crc32
 from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import SourceError
-from streamtrain.join.engine import Label, Rules
+from streamtrain.join.engine import JoinLabel, Rules
 from tests.join import oracle
 from tests.join.topics import BEGIN, Topics, events, joiner
 from tests.patience import PATIENCE, until
 
 RULES = Rules(
     (
-        Label("click", frozenset({"click"}), 20.0),
-        Label("spent", frozenset({"buy"}), 40.0, value=True, attribution="sum", cancelled_by=frozenset({"refund"})),
+        JoinLabel("click", frozenset({"click"}), 20.0),
+        JoinLabel("spent", frozenset({"buy"}), 40.0, value=True, attribution="sum", cancelled_by=frozenset({"refund"})),
     ),
     grace=6.0,
 )

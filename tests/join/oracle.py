@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from streamtrain.join.engine import Impression, Label, Outcome, Rules
+from streamtrain.join.engine import Impression, JoinLabel, Outcome, Rules
 
 
 class Joined(NamedTuple):
@@ -64,7 +64,7 @@ def join(
         near = i.id == o.id and i.time - grace <= o.time <= i.time + wait + grace
         return near and before_outcome[o] < i.time + wait + grace and before[i] <= o.time + grace
 
-    def counts(o: Outcome, i: Impression, label: Label) -> bool:
+    def counts(o: Outcome, i: Impression, label: JoinLabel) -> bool:
         is_meant = o.kind in label.kinds | label.cancelled_by
         in_time = o.time <= i.time + label.wait and before_outcome[o] < i.time + label.wait
         return belongs(o, i) and is_meant and in_time
@@ -100,7 +100,7 @@ def _is_decided(rules: Rules, mine: list[Outcome], i: Impression, counts: object
     )
 
 
-def _value(label: Label, outcomes: Sequence[Outcome]) -> float:
+def _value(label: JoinLabel, outcomes: Sequence[Outcome]) -> float:
     values: list[float] = []
     for one in outcomes:
         if one.kind in label.cancelled_by:

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamtrain.join.buffer import Buffer, Memory
-from streamtrain.join.engine import Impression, Label, Outcome, Output, PartitionJoin, Progress, Rules
+from streamtrain.join.engine import Impression, JoinLabel, JoinOutput, JoinPosition, Outcome, PartitionJoin, Rules
 from tests.join import oracle
 from tests.join.oracle import Joined
 
-CLICK = Label("click", frozenset({"click"}), 10.0)
+CLICK = JoinLabel("click", frozenset({"click"}), 10.0)
 RULES = Rules((CLICK,), grace=2.0)
 
 KINDS = ("click", "buy", "watch", "refund", "other")
 LABELS = st.builds(
-    Label,
+    JoinLabel,
     name=st.just(""),
     kinds=st.sets(st.sampled_from(KINDS[:3]), min_size=1).map(frozenset),
     wait=st.integers(1, 12).map(float),
@@ -29,7 +29,10 @@ LABELS = st.builds(
 )
 ALL_RULES = st.builds(
     lambda labels, grace, emit: Rules(
-        tuple(Label(f"l{n}", *(getattr(one, of) for of in Label.__match_args__[1:])) for n, one in enumerate(labels)),
+        tuple(
+            JoinLabel(f"l{n}", *(getattr(one, of) for of in JoinLabel.__match_args__[1:]))
+            for n, one in enumerate(labels)
+        ),
         grace,
         emit,
     ),
@@ -76,7 +79,7 @@ class Run:
         self.buffer = Buffer(Memory(50))  # two impressions in memory, others in files
         self.join = PartitionJoin(rules, buffer=self.buffer)
         self.committed = (0, 0)
-        self.progress = (Progress(0), Progress(0))
+        self.progress = (JoinPosition(0), JoinPosition(0))
         self.steps: tuple[dict[int, float], dict[int, float]] = ({}, {})
         self.pending_steps: list[tuple[int, int, float]] = []
         self.joined = Joined(Counter(), Counter(), Counter(), Counter(), 0)
@@ -128,7 +131,7 @@ class Run:
         self.commit()
 
 
-def add(joined: Joined, output: Output) -> None:
+def add(joined: Joined, output: JoinOutput) -> None:
     joined.samples.update(json.dumps(json.loads(one.value, parse_int=float)) for one in output.samples)
     joined.late_impressions.update(one.offset for one in output.late_impressions)
     joined.late.update(one.offset for one in output.late)
@@ -148,7 +151,7 @@ ACTIONS = st.lists(
 
 def test_all_outcomes_that_were_read_before_their_impression_count() -> None:
     """Also where the wait is over by then, and the sample is written as soon as it is decided."""
-    label = Label("clicks", frozenset({"click"}), 1.0, attribution="sum")
+    label = JoinLabel("clicks", frozenset({"click"}), 1.0, attribution="sum")
     join = PartitionJoin(Rules((label,), grace=0.0, emit="first"))
     join.read_outcomes([outcome(0, "a", 20.0), outcome(1, "a", 21.0)], 2)
     join.read_impressions([impression(0, "a", 20.0)], 1)

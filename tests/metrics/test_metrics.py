@@ -19,7 +19,7 @@ from streamtrain.errors import ConfigError
 from streamtrain.metrics import worker as of_worker
 from streamtrain.metrics.cluster import CoordinatorMetrics, CoordinatorState, LeadState, ShardMetrics, ShardState
 from streamtrain.metrics.join import Delays, JoinMetrics, JoinState
-from streamtrain.metrics.registry import Endpoint, process_registry, serve
+from streamtrain.metrics.registry import MetricsEndpoint, process_registry, serve
 from streamtrain.metrics.serving import (
     DIFFERENCES,
     FeedbackState,
@@ -32,7 +32,7 @@ from streamtrain.metrics.serving import (
 from streamtrain.metrics.worker import WorkerMetrics
 from streamtrain.model.features import Label
 from streamtrain.processes.ps import read_state
-from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.clock import PushOutcome, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.push import PushStats
@@ -77,11 +77,11 @@ def scrape(url: str) -> Scraped:
 
 
 @pytest.fixture
-def served() -> Iterator[Callable[[CollectorRegistry], Endpoint]]:
+def served() -> Iterator[Callable[[CollectorRegistry], MetricsEndpoint]]:
     """Serves registries until the test ends."""
-    endpoints: list[Endpoint] = []
+    endpoints: list[MetricsEndpoint] = []
 
-    def begin(registry: CollectorRegistry) -> Endpoint:
+    def begin(registry: CollectorRegistry) -> MetricsEndpoint:
         endpoints.append(serve("127.0.0.1:0", registry))
         return endpoints[-1]
 
@@ -96,7 +96,7 @@ def metrics() -> WorkerMetrics:
 
 
 @pytest.fixture
-def seen(metrics: WorkerMetrics, served: Callable[[CollectorRegistry], Endpoint]) -> Callable[[], Scraped]:
+def seen(metrics: WorkerMetrics, served: Callable[[CollectorRegistry], MetricsEndpoint]) -> Callable[[], Scraped]:
     """Scrapes `metrics`."""
     endpoint = served(metrics.registry)
     return lambda: scrape(endpoint.url)
@@ -345,7 +345,7 @@ def test_partitions_that_are_given_up_go(metrics: WorkerMetrics, seen: Callable[
     assert one.by("worker_position_offset") == {}
 
 
-def test_the_delay_is_that_of_the_scrape(served: Callable[[CollectorRegistry], Endpoint]) -> None:
+def test_the_delay_is_that_of_the_scrape(served: Callable[[CollectorRegistry], MetricsEndpoint]) -> None:
     now = 1_700_000_010.0
     metrics = WorkerMetrics(now=lambda: now)
     url = served(metrics.registry).url
@@ -381,7 +381,7 @@ def test_quality_by_label(metrics: WorkerMetrics, seen: Callable[[], Scraped]) -
     assert one.by("worker_window_non_finite_predictions") == {"click": 0, "price": 1, "never": 0}
 
 
-def test_quality_is_read_by_the_loop_once_a_second(served: Callable[[CollectorRegistry], Endpoint]) -> None:
+def test_quality_is_read_by_the_loop_once_a_second(served: Callable[[CollectorRegistry], MetricsEndpoint]) -> None:
     now = 100.0
     metrics = WorkerMetrics(monotonic=lambda: now)
     url, readers = served(metrics.registry).url, []
@@ -404,7 +404,9 @@ def test_quality_is_read_by_the_loop_once_a_second(served: Callable[[CollectorRe
     assert readers == [threading.get_ident()] * 2
 
 
-def test_scrapes_while_it_learns(metrics: WorkerMetrics, served: Callable[[CollectorRegistry], Endpoint]) -> None:
+def test_scrapes_while_it_learns(
+    metrics: WorkerMetrics, served: Callable[[CollectorRegistry], MetricsEndpoint]
+) -> None:
     """Two scrapers beside a loop: every scrape is whole, and nothing is lost."""
     url, enough, found = served(metrics.registry).url, threading.Event(), list[Scraped]()
     metrics.quality(lambda: {"click": {"auc": 0.5}})
@@ -515,7 +517,7 @@ def test_two_workers_cannot_share_a_registry(metrics: WorkerMetrics) -> None:
 # A shard.
 
 
-def test_a_shard(served: Callable[[CollectorRegistry], Endpoint]) -> None:
+def test_a_shard(served: Callable[[CollectorRegistry], MetricsEndpoint]) -> None:
     node = Node(0, 1, Async)
     registry = CollectorRegistry()
     registry.register(ShardMetrics(lambda: read_state(node, ["w", "x"])))
@@ -532,7 +534,7 @@ def test_a_shard(served: Callable[[CollectorRegistry], Endpoint]) -> None:
     first, second = (pushes(log, [Span(p, 0, 2)], 1)[0]._replace(watermark=1_000 + p) for p in log)
     rejected = pushes(log, [Span(0, 3, 4)], 1)[0]
     outcomes = [node.shard.push(one).outcome for one in (first, first, second, rejected)]
-    assert outcomes == [Outcome.APPLIED, Outcome.DUPLICATE, Outcome.APPLIED, Outcome.REJECTED]
+    assert outcomes == [PushOutcome.APPLIED, PushOutcome.DUPLICATE, PushOutcome.APPLIED, PushOutcome.REJECTED]
     for event in ("refused_token", "refused_token", "checkpoint_failures"):
         node.count(event)
     one = scrape(url)

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import streamtrain as st
-from streamtrain.checkpoint.evolution import Change, Evolution
+from streamtrain.checkpoint.evolution import Evolution, PlannedChange
 from streamtrain.errors import CheckpointError, ConfigError
 from streamtrain.model.spec import Spec
 
@@ -74,7 +74,7 @@ def weights(learner: st.Learner) -> dict[str, Floats]:
     return {f"{one['layer']}/{one['name']}": w for one, w in zip(about, of.split(flat), strict=True)}
 
 
-def changes(before: st.Model, after: st.Model) -> dict[tuple[str, str], Change]:
+def changes(before: st.Model, after: st.Model) -> dict[tuple[str, str], PlannedChange]:
     return {(one.part, one.name): one for one in Evolution(Spec.of(before), Spec.of(after)).changes}
 
 

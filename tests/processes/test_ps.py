@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 import pytest
 
-from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
+from streamtrain.ps.clock import Cursor, Ends, PushOutcome, Span
 from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
 from streamtrain.store.checkpoint.epochs import Epochs
@@ -131,7 +131,7 @@ class Worker:
         ones = np.full(7, plan.samples, np.float32)
         gradients = -plan.counts(0).astype(np.float32)
         pushing = self._client.push(plan, gradients, -ones[:5], ones[:2], spans=spans, watermark=0)
-        return all(one.outcome is not Outcome.REJECTED for one in pushing.wait())
+        return all(one.outcome is not PushOutcome.REJECTED for one in pushing.wait())
 
     def close(self) -> None:
         self._client.close()

@@ -11,10 +11,10 @@ import grpc
 
 from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.client import Client
-from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
+from streamtrain.ps.clock import Cursor, Ends, PushOutcome, Span
 from streamtrain.ps.consistency import Async, Consistency
 from streamtrain.ps.nodes.node import Node
-from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.server import ShardServer
 from streamtrain.ps.nodes.shards import RunTemplate, Shards
 from streamtrain.ps.push import PushResult
 from streamtrain.ps.replication.failover import TargetPair
@@ -59,7 +59,7 @@ class Worker:
     def learn(self, most: int, batch: int = 2) -> None:
         """All partitions, up to an offset."""
         while spans := self.cursor.next(Ends(dict.fromkeys(LOG, most)), batch):
-            if any(one.outcome is Outcome.REJECTED for one in self.push(spans)):
+            if any(one.outcome is PushOutcome.REJECTED for one in self.push(spans)):
                 self.rewind()
 
     def push(self, spans: list[Span]) -> list[PushResult]:
@@ -114,7 +114,7 @@ class Place:
         self._channel = grpc.insecure_channel(other, options=CHANNEL_OPTIONS)
         pairing = Pairing(Peer(self._channel, other), AWAY_AFTER, pause=0.05, retired=self.retired.append)
         self.node = node = Node(*self._node, pairing=pairing)
-        self._server = Server(node)
+        self._server = ShardServer(node)
         assert self._server.grpc.add_insecure_port(self._addresses[self._at])
         self._server.start()
         return node

@@ -14,7 +14,7 @@ from streamtrain.ps.clock import Cursor, Ends, Span
 from streamtrain.ps.consistency import Async, Consistency
 from streamtrain.ps.hooks import CheckpointStore
 from streamtrain.ps.nodes.node import Node
-from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.server import ShardServer
 from streamtrain.ps.nodes.shards import RunTemplate, Shards
 from streamtrain.ps.push import PushResult
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
@@ -31,7 +31,7 @@ class Served:
     """What is served, and how to reach it."""
 
     nodes: list[Node]
-    servers: list[Server]
+    servers: list[ShardServer]
     channels: list[tuple[Any, str]]
     beginning: RunTemplate
 
@@ -55,7 +55,7 @@ def served(
 ) -> Iterator[Served]:
     """Serves `count` shards while within."""
     nodes = [Node(i, count, consistency, stores[i] if stores else None) for i in range(count)]
-    servers = [Server(node, limits, timeouts=timeouts) for node in nodes]
+    servers = [ShardServer(node, limits, timeouts=timeouts) for node in nodes]
     targets = [f"127.0.0.1:{server.grpc.add_insecure_port('127.0.0.1:0')}" for server in servers]
     channels = [(grpc.insecure_channel(target, options=CHANNEL_OPTIONS), target) for target in targets]
     for server in servers:

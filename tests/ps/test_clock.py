@@ -3,30 +3,30 @@
 import pytest
 import streamtrain.ps.rpc.ps_pb2 as pb
 
-from streamtrain.ps.clock import Clock, Cursor, Ends, Outcome, Progress, Span, VectorClock, latest, watermarks_at
+from streamtrain.ps.clock import Clock, Cursor, Ends, Progress, PushOutcome, Span, VectorClock, latest, watermarks_at
 
 
 @pytest.mark.parametrize(
     ("spans", "outcome"),
     [
-        ([Span(0, 5, 8)], Outcome.APPLIED),
-        ([Span(0, 5, 8), Span(1, 0, 1)], Outcome.APPLIED),
-        ([Span(0, 4, 8)], Outcome.REJECTED),
-        ([Span(0, 6, 8)], Outcome.REJECTED),
-        ([Span(0, 5, 8), Span(1, 1, 2)], Outcome.REJECTED),
-        ([Span(1, 1, 2), Span(0, 5, 8)], Outcome.REJECTED),
-        ([Span(0, 4, 5)], Outcome.DUPLICATE),
-        ([Span(0, 0, 4)], Outcome.DUPLICATE),
-        ([Span(0, 4, 5), Span(1, 0, 1)], Outcome.REJECTED),
-        ([Span(1, 0, 1), Span(0, 4, 5)], Outcome.REJECTED),
-        ([Span(0, 5, 5)], Outcome.DUPLICATE),
-        ([Span(0, 5, 5), Span(1, 0, 1)], Outcome.APPLIED),
-        ([], Outcome.DUPLICATE),
-        ([Span(7, 0, 0)], Outcome.DUPLICATE),
-        ([Span(7, 1, 2)], Outcome.REJECTED),
+        ([Span(0, 5, 8)], PushOutcome.APPLIED),
+        ([Span(0, 5, 8), Span(1, 0, 1)], PushOutcome.APPLIED),
+        ([Span(0, 4, 8)], PushOutcome.REJECTED),
+        ([Span(0, 6, 8)], PushOutcome.REJECTED),
+        ([Span(0, 5, 8), Span(1, 1, 2)], PushOutcome.REJECTED),
+        ([Span(1, 1, 2), Span(0, 5, 8)], PushOutcome.REJECTED),
+        ([Span(0, 4, 5)], PushOutcome.DUPLICATE),
+        ([Span(0, 0, 4)], PushOutcome.DUPLICATE),
+        ([Span(0, 4, 5), Span(1, 0, 1)], PushOutcome.REJECTED),
+        ([Span(1, 0, 1), Span(0, 4, 5)], PushOutcome.REJECTED),
+        ([Span(0, 5, 5)], PushOutcome.DUPLICATE),
+        ([Span(0, 5, 5), Span(1, 0, 1)], PushOutcome.APPLIED),
+        ([], PushOutcome.DUPLICATE),
+        ([Span(7, 0, 0)], PushOutcome.DUPLICATE),
+        ([Span(7, 1, 2)], PushOutcome.REJECTED),
     ],
 )
-def test_a_push_is_applied_only_where_the_clock_stands(spans: list[Span], outcome: Outcome) -> None:
+def test_a_push_is_applied_only_where_the_clock_stands(spans: list[Span], outcome: PushOutcome) -> None:
     clock = VectorClock({0: 5})
     assert clock.judge(spans) is outcome
     assert clock.read() == {0: 5}
@@ -38,7 +38,7 @@ def test_the_clock_goes_on_by_what_is_applied() -> None:
     clock.advance([Span(0, 5, 8), Span(2, 0, 3)])
     assert clock.read() == {0: 8, 2: 3}
     clock.read()[0] = 100  # of a copy
-    assert clock.judge([Span(0, 8, 9)]) is Outcome.APPLIED
+    assert clock.judge([Span(0, 8, 9)]) is PushOutcome.APPLIED
     assert start == {0: 5}
 
 
@@ -144,7 +144,7 @@ def test_a_batch_has_as_many_samples_as_it_may_not_offsets() -> None:
 def test_offsets_are_large() -> None:
     """Equal ones are so by value: these are not the same object."""
     clock = VectorClock({0: int("1000000")})
-    assert clock.judge([Span(0, int("1000000"), 1000001)]) is Outcome.APPLIED
+    assert clock.judge([Span(0, int("1000000"), 1000001)]) is PushOutcome.APPLIED
     assert watermarks_at({0: int("1000000")}, [Progress({0: int("1000000")}, {0: 5.0})]) == {0: 5.0}
     one = cursor({0: int("1000000")}, {}, partitions=(0,))
     assert one.next(Ends({0: int("1000000")}), 1 << 30) == [Span(0, 0, 1000000)]
@@ -152,7 +152,7 @@ def test_offsets_are_large() -> None:
 
 
 def test_outcomes_are_those_of_the_protocol() -> None:
-    assert {one.name: one.value for one in Outcome} == dict(pb.Outcome.items())
+    assert {one.name: one.value for one in PushOutcome} == dict(pb.Outcome.items())
 
 
 class Leading(Ends):

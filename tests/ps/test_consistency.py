@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamtrain.errors import ShardBroken, ShardRefused, ShardUnavailable
 from streamtrain.ps.bulk import BulkSynchronous, average
-from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.clock import PushOutcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.push import DenseChange, Push, RowUpdate
 from streamtrain.ps.shard import Shard
@@ -58,7 +58,7 @@ def test_async_waits_for_nobody(shard: Shard) -> None:
     assert consistency.join("b", 7) == 7
     assert all(consistency.pull("a", ahead, NOW) for ahead in range(5))
     for partition in LOG:
-        assert consistency.push("a", push(partition, 0, 4)).result(NOW).outcome is Outcome.APPLIED  # type: ignore[union-attr]
+        assert consistency.push("a", push(partition, 0, 4)).result(NOW).outcome is PushOutcome.APPLIED  # type: ignore[union-attr]
     assert_exact([shard], LOG)
 
 
@@ -80,7 +80,7 @@ def test_bounded_workers_stay_together(order: list[str], staleness: int) -> None
             partition = ord(worker)
             spans = [Span(partition, finished[worker], finished[worker] + 1)]
             done = bounded.push(worker, pushes({partition: [[1]] * 100}, spans, 1)[0])
-            assert done.result(NOW).outcome is Outcome.APPLIED  # type: ignore[union-attr]
+            assert done.result(NOW).outcome is PushOutcome.APPLIED  # type: ignore[union-attr]
             finished[worker] += 1
             assert max(finished.values()) - min(finished.values()) <= staleness + 1
 
@@ -110,8 +110,8 @@ def test_a_rejected_push_finishes_nothing(shard: Shard, time: Time) -> None:
     bounded = Bounded(shard, 0, LEASE, time)
     for worker in "ab":
         bounded.join(worker, None)
-    assert bounded.push("b", push(0, 2, 3)).result(NOW).outcome is Outcome.REJECTED  # type: ignore[union-attr]
-    assert bounded.push("a", push(0, 0, 1)).result(NOW).outcome is Outcome.APPLIED  # type: ignore[union-attr]
+    assert bounded.push("b", push(0, 2, 3)).result(NOW).outcome is PushOutcome.REJECTED  # type: ignore[union-attr]
+    assert bounded.push("a", push(0, 0, 1)).result(NOW).outcome is PushOutcome.APPLIED  # type: ignore[union-attr]
     assert not bounded.pull("a", 0, NOW)
     assert bounded.pull("b", 0, NOW)
 
@@ -209,7 +209,7 @@ def test_a_round_is_applied_once_all_have_come(shard: Shard, time: Time) -> None
     assert shard.clock() == {}
     second = bulk.push("b", push(1, 0, 2))
     results = [first.result(NOW), second.result(NOW)]
-    assert [one.outcome for one in results if one] == [Outcome.APPLIED, Outcome.APPLIED]
+    assert [one.outcome for one in results if one] == [PushOutcome.APPLIED, PushOutcome.APPLIED]
     assert shard.clock() == {0: 2, 1: 2}
     assert sum(one.stats.applied for one in results if one) == 3  # ids 1, 2, 4: one gradient each, though two have 1
 
@@ -226,7 +226,7 @@ def test_bulk_counts_exactly(shard: Shard) -> None:
         ]
     )
     assert_exact([shard], LOG, averaged=True)
-    assert shard.pushes[Outcome.APPLIED] == 3
+    assert shard.pushes[PushOutcome.APPLIED] == 3
 
 
 @pytest.mark.parametrize("away", ["park", "leave"])
@@ -237,7 +237,7 @@ def test_a_round_does_not_wait_for_who_is_away(shard: Shard, time: Time, away: s
     mine = bulk.push("a", push(0, 0, 4))
     assert mine.result(NOW) is None
     getattr(bulk, away)("b")
-    assert mine.result(NOW).outcome is Outcome.APPLIED  # type: ignore[union-attr]
+    assert mine.result(NOW).outcome is PushOutcome.APPLIED  # type: ignore[union-attr]
 
 
 def test_what_a_worker_gave_before_it_died_is_learned(shard: Shard, time: Time) -> None:
@@ -246,7 +246,7 @@ def test_what_a_worker_gave_before_it_died_is_learned(shard: Shard, time: Time) 
         bulk.join(worker, None)
     bulk.push("a", push(0, 0, 4))
     bulk.leave("a")
-    assert until_done(bulk, "b", push(1, 0, 4)).outcome is Outcome.APPLIED
+    assert until_done(bulk, "b", push(1, 0, 4)).outcome is PushOutcome.APPLIED
     assert_exact([shard], LOG, averaged=True)
 
 
@@ -257,8 +257,8 @@ def test_a_worker_that_came_again_gives_the_same_push_once(shard: Shard, time: T
     bulk.push("a", push(0, 0, 4))
     bulk.join("a", 0)
     again = bulk.push("a", push(0, 0, 4))
-    assert until_done(bulk, "b", push(1, 0, 4)).outcome is Outcome.APPLIED
-    assert again.result(NOW).outcome is not Outcome.REJECTED  # type: ignore[union-attr]
+    assert until_done(bulk, "b", push(1, 0, 4)).outcome is PushOutcome.APPLIED
+    assert again.result(NOW).outcome is not PushOutcome.REJECTED  # type: ignore[union-attr]
     assert_exact([shard], LOG, averaged=True)
 
 
@@ -270,8 +270,8 @@ def test_a_repeated_push_takes_part_without_effect(shard: Shard, time: Time) -> 
         bulk.join(worker, None)
     repeated = bulk.push("a", push(0, 0, 4))
     assert repeated.result(NOW) is None
-    assert until_done(bulk, "b", push(1, 0, 4)).outcome is Outcome.APPLIED
-    assert repeated.result(NOW).outcome is Outcome.DUPLICATE  # type: ignore[union-attr]
+    assert until_done(bulk, "b", push(1, 0, 4)).outcome is PushOutcome.APPLIED
+    assert repeated.result(NOW).outcome is PushOutcome.DUPLICATE  # type: ignore[union-attr]
     assert_exact([shard], LOG, averaged=True)
 
 
@@ -281,12 +281,12 @@ def test_two_who_hold_one_partition_do_not_count_it_twice(shard: Shard, time: Ti
         bulk.join(worker, None)
     zombie = bulk.push("a", push(0, 0, 3))
     late = bulk.push("b", push(0, 2, 4))
-    assert late.result(NOW).outcome is Outcome.REJECTED  # type: ignore[union-attr]
-    assert until_done(bulk, "b", push(0, 0, 2)).outcome is Outcome.DUPLICATE
-    assert zombie.result(NOW).outcome is Outcome.APPLIED  # type: ignore[union-attr]
+    assert late.result(NOW).outcome is PushOutcome.REJECTED  # type: ignore[union-attr]
+    assert until_done(bulk, "b", push(0, 0, 2)).outcome is PushOutcome.DUPLICATE
+    assert zombie.result(NOW).outcome is PushOutcome.APPLIED  # type: ignore[union-attr]
     bulk.leave("a")
-    assert until_done(bulk, "b", push(0, 3, 4)).outcome is Outcome.APPLIED
-    assert until_done(bulk, "b", push(1, 0, 4)).outcome is Outcome.APPLIED
+    assert until_done(bulk, "b", push(0, 3, 4)).outcome is PushOutcome.APPLIED
+    assert until_done(bulk, "b", push(1, 0, 4)).outcome is PushOutcome.APPLIED
     assert_exact([shard], LOG, averaged=True)
 
 
@@ -296,7 +296,7 @@ def test_a_silent_worker_does_not_stop_the_round(shard: Shard, time: Time) -> No
         bulk.join(worker, None)
     mine = bulk.push("a", push(0, 0, 4))
     time.seconds = LEASE + 1
-    assert mine.result(NOW).outcome is Outcome.APPLIED  # type: ignore[union-attr]
+    assert mine.result(NOW).outcome is PushOutcome.APPLIED  # type: ignore[union-attr]
 
 
 def test_a_failed_round_fails_for_all(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from streamtrain._core import Rows
-from streamtrain.ps.clock import Cursor, Ends, Outcome, Progress, Span
+from streamtrain.ps.clock import Cursor, Ends, Progress, PushOutcome, Span
 from streamtrain.ps.push import Push
 from streamtrain.ps.shard import Shard
 from tests.ps.counting import assert_exact, new_shard, pushes
@@ -102,7 +102,7 @@ class Cluster(RuleBasedStateMachine):
         if not answered:
             return
         del worker.unanswered[s]
-        worker.rejected |= outcome is Outcome.REJECTED
+        worker.rejected |= outcome is PushOutcome.REJECTED
 
     @rule(data=st.data())
     def copy_on_the_way(self, data: st.DataObject) -> None:
@@ -164,7 +164,7 @@ class Cluster(RuleBasedStateMachine):
             if not spans:
                 break
             for shard, push in zip(self.shards, pushes(self.log, spans, len(self.shards)), strict=True):
-                assert shard.push(push).outcome is not Outcome.REJECTED, "nobody else is there"
+                assert shard.push(push).outcome is not PushOutcome.REJECTED, "nobody else is there"
         else:
             raise AssertionError("it does not come to rest")
         assert_exact(self.shards, self.log)

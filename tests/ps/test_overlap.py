@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamtrain.ps.client import Client, PendingPull, RowGradients
-from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.clock import PushOutcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.nodes.shards import RunTemplate
 from streamtrain.ps.push import DenseChange
@@ -45,7 +45,7 @@ class Worker:
         self.pulled.append((self.at, samples, self.client.pull(plan, len(self.pulled)).wait()))
         self.at += samples
 
-    def push(self, *, pulled: bool = True) -> Outcome:
+    def push(self, *, pulled: bool = True) -> PushOutcome:
         start, samples, pulling = self.pulled.popleft()
         span = Span(self.partition, start, start + samples)
         plan = plan_of(self.log, [span], len(self.client._sessions))
@@ -105,10 +105,10 @@ def test_a_move_is_averaged_with_those_since_its_pull(
                 before[p].append(others)
             elif workers[p].pulled:
                 size = workers[p].pulled[0][1]
-                assert workers[p].push() is Outcome.APPLIED
+                assert workers[p].push() is PushOutcome.APPLIED
                 expected += Fraction(size, size + others - before[p].popleft())
                 learned[p] += size
-        pushes = sum(shard.pushes[Outcome.APPLIED] for shard in of.held) / 2
+        pushes = sum(shard.pushes[PushOutcome.APPLIED] for shard in of.held) / 2
         np.testing.assert_allclose(weights(of), pushes if reduction == "sum" else float(expected), rtol=1e-5)
         np.testing.assert_allclose(statistics(of), float(expected), rtol=1e-5)
         keys, rows = np.array([key(1)], np.uint64), np.empty((1, 1), np.float32)
@@ -129,7 +129,7 @@ def test_a_shard_that_has_lost_samples_since_the_pull_takes_the_whole_move() -> 
         worker.pull(8)
         (shard,) = of.held
         shard.resume(shard.progress()._replace(clock={}), samples=0)
-        assert worker.push() is Outcome.APPLIED
+        assert worker.push() is PushOutcome.APPLIED
         assert weights(of) == [2.0] * DENSE
 
 
@@ -143,7 +143,7 @@ def test_a_push_that_is_repeated_moves_once() -> None:
     with served(1, beginning=averaging("row_sum")) as of:
         worker = overtaken(of)
         worker.pulled.append(worker.pulled[0])
-        assert [worker.push(), worker.push()] == [Outcome.APPLIED, Outcome.DUPLICATE]
+        assert [worker.push(), worker.push()] == [PushOutcome.APPLIED, PushOutcome.DUPLICATE]
         assert weights(of) == [1.5] * DENSE
 
 

@@ -12,7 +12,7 @@ import pytest
 import streamtrain as stm
 from streamtrain.model.optimizers import Optimizer
 from streamtrain.ps.bulk import BulkSynchronous
-from streamtrain.ps.clock import Outcome
+from streamtrain.ps.clock import PushOutcome
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.shard import Shard
 from streamtrain.stream.formats.factory import JsonFormat
@@ -119,7 +119,7 @@ def test_bulk_is_learning_alone(count: int, rows: Optimizer, dense: Optimizer, r
 
     with served(2, bulk, beginning=beginning_of(model, Step(model))) as where:
         learn(model, log, where, LoopConfig(batch_size=each, ahead=0))
-        assert [shard.pushes[Outcome.APPLIED] for shard in where.held] == [rounds, rounds]
+        assert [shard.pushes[PushOutcome.APPLIED] for shard in where.held] == [rounds, rounds]
         for table in ("user", "item"):
             mine, theirs = rows_of(where, model, table), scan(alone, table)
             assert mine.keys() == theirs.keys()

@@ -17,7 +17,7 @@ from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
-from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.server import ShardServer
 from streamtrain.ps.nodes.shards import Control, LocalControl
 from streamtrain.ps.rpc.control import RemoteControl
 from streamtrain.ps.shard import InitialState, Run, Shard
@@ -519,7 +519,7 @@ def test_a_layout_that_is_none_is_refused_with_a_sentence(server: Valkey, layout
     node = Cluster(server.url, shards=1).nodes[0]
     node.publish(1, json.dumps(GOOD | {"dictionary": int(begun(server))}))
     text = layout if isinstance(layout, str) else json.dumps(layout)
-    serving = Server(node)
+    serving = ShardServer(node)
     address = f"127.0.0.1:{serving.grpc.add_insecure_port('127.0.0.1:0')}"
     serving.start()
     with grpc.insecure_channel(address) as channel:

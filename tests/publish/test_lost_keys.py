@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamtrain.embedded.valkey import Valkey
-from streamtrain.store.redis.layout import Keys
+from streamtrain.store.redis.layout import RedisKeys
 from streamtrain.store.redis.versions import RedisVersions
 from tests.publish.published import OPEN, Cluster, assert_published, read, server
 
 __all__ = ["server"]
 
-KEYS = Keys("counted")
+KEYS = RedisKeys("counted")
 NAMES = sorted(KEYS.all())
 
 

@@ -9,7 +9,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from streamtrain.processes.server import Server, configure
+from streamtrain.processes.server import PredictionServer, configure
 from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.http.app import make_app
 from streamtrain.serve.http.console import ClusterView
@@ -31,7 +31,7 @@ def running(app: FastAPI) -> Iterator[str]:
 def running_grpc(registry: Registry, updater: RegistryUpdater | None = None, **config: Any) -> Iterator[str]:
     """The address of a running gRPC endpoint."""
     options = ServingConfig(admin_token=TOKEN, grpc_listen="127.0.0.1:0", **{"max_wait": PATIENCE} | config)
-    server = Server(configure(make_app(registry, updater, options), "127.0.0.1:0"))
+    server = PredictionServer(configure(make_app(registry, updater, options), "127.0.0.1:0"))
     with running_server(server):
         until(lambda: server.grpc_port)
         yield f"127.0.0.1:{server.grpc_port}"

@@ -18,17 +18,17 @@ import streamtrain.serve.grpc.tensorflow_serving_pb2 as pb
 
 from streamtrain.embedded.kafka import Broker
 from streamtrain.errors import ConfigError
-from streamtrain.processes.server import Server, configure
+from streamtrain.processes.server import PredictionServer, configure
 from streamtrain.processes.serving import check_serving
 from streamtrain.serve.feedback.feedback import Feedback, make_feedback
-from streamtrain.serve.feedback.impressions import Answered, Fields, OwnFields, impressions
+from streamtrain.serve.feedback.impressions import Answered, FieldNames, OwnFields, impressions
 from streamtrain.serve.feedback.outcomes import BadOutcome, Outcome
 from streamtrain.serve.http.app import make_app
 from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.serve.service.service import ServingConfig
 from streamtrain.settings.groups import Settings
 from streamtrain.settings.load import load_settings
-from streamtrain.store.redis.layout import Keys
+from streamtrain.store.redis.layout import RedisKeys
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.store.traffic import Arm, Traffic
 from streamtrain.stream.kafka.stream import KafkaStream
@@ -106,12 +106,12 @@ def place(kafka: Broker, valkey: str, request: pytest.FixtureRequest) -> Iterato
     registry.promote(HEAD)
     traffic = Traffic(((Arm("prod", origin.name, "prod"), 50.0), (Arm("canary", origin.name, "1"), 50.0)))
     config = ServingConfig(grpc_listen="127.0.0.1:0", offset_timeout=PATIENCE, traffic=traffic, max_instances=100)
-    server = Server(configure(make_app(registry, config=config, feedback=feedback), "127.0.0.1:0"))
+    server = PredictionServer(configure(make_app(registry, config=config, feedback=feedback), "127.0.0.1:0"))
     redis = RedisServer(valkey, timeout=20)
     with running_server(server) as url, client_of(url) as client:
         until(lambda: server.grpc_port != 0, PATIENCE)
         address = f"127.0.0.1:{server.grpc_port}"
-        yield Place(client, address, impressions, outcomes, origin, redis, Keys(name).join, feedback)
+        yield Place(client, address, impressions, outcomes, origin, redis, RedisKeys(name).join, feedback)
     redis.close()
 
 
@@ -203,7 +203,7 @@ def one_impression(message: bytes, *, own_ids: bool = False, **fields: str) -> t
         np.array([[0.5]], np.float32),
         {"x-model-version": "head", "x-publication": "2"},
     )
-    ((key, value),) = impressions(answered, Fields(**fields), own_ids=own_ids)
+    ((key, value),) = impressions(answered, FieldNames(**fields), own_ids=own_ids)
     assert len(dict(json.loads(value))) == len(json.loads(value, object_pairs_hook=list))  # no field twice
     return key, json.loads(value)
 
@@ -328,14 +328,14 @@ def shared(kafka: Broker, valkey: str) -> Iterator[httpx.Client]:
     app = make_app(
         Registry(MODEL, origin_of(MODEL)), config=ServingConfig(max_instances=100), feedback=make_feedback(settings)
     )
-    with running_server(Server(configure(app, "127.0.0.1:0"))) as url, client_of(url) as client:
+    with running_server(PredictionServer(configure(app, "127.0.0.1:0"))) as url, client_of(url) as client:
         yield client
     assert read(outcomes) == []
 
 
 def test_unknown_models_and_servers_without_a_topic(shared: httpx.Client) -> None:
     assert shared.post("/v1/models/other/outcomes", json=GOOD).status_code == 404
-    with running_server(Server(configure(make_app(Registry(MODEL, origin_of(MODEL))), "127.0.0.1:0"))) as url:
+    with running_server(PredictionServer(configure(make_app(Registry(MODEL, origin_of(MODEL))), "127.0.0.1:0"))) as url:
         answer = httpx.post(f"{url}{URL}/outcomes", json=GOOD, trust_env=False)
         assert (answer.status_code, "set serve.outcomes" in answer.text) == (409, True)
         answer = httpx.post(
@@ -385,7 +385,7 @@ def test_predictions_do_not_wait_for_kafka(valkey: str, caplog: pytest.LogCaptur
     registry = Registry(MODEL, origin)
     registry.promote(HEAD)
     app = make_app(registry, feedback=feedback)
-    with running_server(Server(configure(app, "127.0.0.1:0"))) as url, client_of(url) as client:
+    with running_server(PredictionServer(configure(app, "127.0.0.1:0"))) as url, client_of(url) as client:
         for _ in range(10):
             assert client.post(f"{URL}:predict", json={"instances": ["u1"]}).status_code == 200
         answer = client.post(f"{URL}/outcomes", json=GOOD)

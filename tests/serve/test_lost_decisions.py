@@ -9,7 +9,7 @@ import redis
 
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.publish.versions import DecisionKeeper
-from streamtrain.store.redis.layout import Keys
+from streamtrain.store.redis.layout import RedisKeys
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.store.redis.traffic import RedisTraffic
@@ -46,7 +46,7 @@ def test_a_promoted_version_is_served_on_and_put_back(own: Valkey, lost: tuple[s
         one, two = (stack.enter_context(published.served()) for _ in range(2))
         assert keeper_model.decided().labels == {"prod": 1}
         assert predicted(one) == predicted(two) == ("1", 1)
-        keys = Keys(published.model.keys.model)
+        keys = RedisKeys(published.model.keys.model)
         if lost:
             published.server.call("DEL", *(getattr(keys, name) for name in lost))
         else:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamtrain.errors import ConfigError
-from streamtrain.stream.files import Sample, SampleFile, limited, repeated
+from streamtrain.stream.files import FileSample, SampleFile, limited, repeated
 from streamtrain.stream.producer import EventTime
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -31,7 +31,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 LINES = b"".join(b'{"user":%d,"noise":"%d"}\n' % (i, i * 7919 % 1_000_003) for i in range(60_000))
 
 
-def samples(file: Path | str, format: Any = None, **options: Any) -> list[Sample]:
+def samples(file: Path | str, format: Any = None, **options: Any) -> list[FileSample]:
     return [one for block in SampleFile(str(file), format, **options).blocks() for one in block.samples]
 
 
@@ -72,7 +72,7 @@ def test_compressed_lines(tmp_path: Path, suffix: str) -> None:
 
 def test_a_cut_off_file_says_how_far_it_was_good(tmp_path: Path) -> None:
     whole, cut = gzip.compress(LINES), tmp_path / "cut.jsonl.gz"
-    good: list[Sample] = []
+    good: list[FileSample] = []
     with pytest.raises(ConfigError, match="after sample ") as caught:
         good.extend(one for block in SampleFile(str(written(cut, whole[:-100]))).blocks() for one in block.samples)
     assert f"after sample {len(good):,}: " in str(caught.value)

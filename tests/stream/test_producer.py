@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from streamtrain.errors import ConfigError, WriteFailed
-from streamtrain.stream.files import Block, Sample, SampleFile
+from streamtrain.stream.files import FileBlock, FileSample, SampleFile
 from streamtrain.stream.producer import EventTime, Pace, Produced, Rate, Stop, make_pace, produce, progress_bar
 from streamtrain.testing.stream import MemoryStream, MemoryWriter
 
@@ -43,16 +43,16 @@ def stream() -> MemoryStream:
     return made
 
 
-def numbers(amount: int, size: int = 5000) -> Iterator[Block]:
+def numbers(amount: int, size: int = 5000) -> Iterator[FileBlock]:
     for start in range(0, amount, size):
-        samples: list[Sample] = [
+        samples: list[FileSample] = [
             (b"%d" % i, float(i), b"%d" % (i % 10)) for i in range(start, min(amount, start + size))
         ]
-        yield Block(samples, (start + len(samples)) / amount)
+        yield FileBlock(samples, (start + len(samples)) / amount)
 
 
-def endless() -> Iterator[Block]:
-    return (Block([(b"%d" % i, float(i), None)], None) for i in count())
+def endless() -> Iterator[FileBlock]:
+    return (FileBlock([(b"%d" % i, float(i), None)], None) for i in count())
 
 
 def values(stream: MemoryStream) -> list[list[bytes]]:
@@ -108,7 +108,7 @@ def test_a_rate_is_even_and_does_not_drift(stream: MemoryStream) -> None:
 
 
 def test_a_stall_is_made_up_for(stream: MemoryStream) -> None:
-    def stalling() -> Iterator[Block]:
+    def stalling() -> Iterator[FileBlock]:
         blocks = numbers(400, size=100)
         yield next(blocks)
         time.sleep(0.3)  # what reads is slow: this is not waiting for anything
@@ -137,11 +137,11 @@ def test_event_time(times: list[float | None], due: list[float]) -> None:
 
 
 def test_gaps_of_event_time_are_waited_out(stream: MemoryStream) -> None:
-    samples: list[Sample] = [(b"a", 0.0, None), (b"b", 30.0, None), (b"late", 10.0, None), (b"c", 10_000.0, None)]
+    samples: list[FileSample] = [(b"a", 0.0, None), (b"b", 30.0, None), (b"late", 10.0, None), (b"c", 10_000.0, None)]
 
     def run() -> bool:
         writer = TimedWriter(stream)
-        produce([Block(samples, None)], writer, pace=EventTime(speed=100, max_gap=0.2))
+        produce([FileBlock(samples, None)], writer, pace=EventTime(speed=100, max_gap=0.2))
         return writer.since_first() == pytest.approx([0, 0.2, 0.2, 0.4], abs=0.1)
 
     assert in_one_of_many_runs(run)
@@ -162,7 +162,7 @@ def test_paces() -> None:
 
 
 def test_what_was_read_before_an_error_is_written(stream: MemoryStream) -> None:
-    def breaking() -> Iterator[Block]:
+    def breaking() -> Iterator[FileBlock]:
         yield from numbers(7000)
         raise ConfigError("cannot read a.csv: Row #7002: nonsense")
 
@@ -230,7 +230,7 @@ def test_stop_ends_it_at_once(stream: MemoryStream, pace: Pace | None) -> None:
 def test_stop_does_not_wait_for_a_sample(stream: MemoryStream) -> None:
     stop, release = Stop(), threading.Event()
 
-    def silent() -> Iterator[Block]:
+    def silent() -> Iterator[FileBlock]:
         yield from numbers(10)
         stop.set()
         release.wait()

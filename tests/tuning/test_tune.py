@@ -21,7 +21,7 @@ from streamtrain.cli.terminal import Curve, chart
 from streamtrain.cli.tune import Screen, show, tune, verdict
 from streamtrain.errors import ConfigError, TooManyBadSamples
 from streamtrain.tuning.compare import block_sums, difference
-from streamtrain.tuning.outcome import Outcome
+from streamtrain.tuning.outcome import TuningOutcome
 from streamtrain.tuning.search import Search
 from streamtrain.tuning.space import HEATS, Heat, changes, key, snippet, trials
 from tests import commands
@@ -164,7 +164,7 @@ def test_it_finds_the_rate_and_drops_the_hopeless_early() -> None:
     by_rate = {one.model.embedding_optimizer.rate: one for one in search.tried}
     assert by_rate[1e-5].chunks < search.chunks
     assert "not among the best" in by_rate[1e-5].ended or "hopeless" in by_rate[1e-5].ended
-    outcome = Outcome.of(search)
+    outcome = TuningOutcome.of(search)
     assert outcome.is_better
     assert outcome.given is not None
     assert outcome.best is not None
@@ -189,7 +189,7 @@ def test_candidates_that_differ_in_rates_have_their_graphs_together() -> None:
 
 
 def test_it_is_deterministic() -> None:
-    one, other = (Outcome.of(searched(per_user(), stream(4096))).as_json() for _ in range(2))
+    one, other = (TuningOutcome.of(searched(per_user(), stream(4096))).as_json() for _ in range(2))
     for outcome in (one, other):
         outcome.pop("seconds")
         for figures in (outcome["given"], outcome["best"]):
@@ -199,12 +199,12 @@ def test_it_is_deterministic() -> None:
 
 def test_it_says_that_nothing_is_better() -> None:
     search = searched(per_user(0.3), stream(), heats=({"embedding_rate": (1e-4, 1e-3)},))
-    outcome = Outcome.of(search)
+    outcome = TuningOutcome.of(search)
     assert search.best is search.given
     assert not outcome.is_better
     assert outcome.better is None
     assert "No candidate is known to be better than the model as given" in verdict(outcome)
-    outcome = Outcome.of(searched(per_user(0.3), stream(), heats=({"embedding_rate": (1.2,)},)))
+    outcome = TuningOutcome.of(searched(per_user(0.3), stream(), heats=({"embedding_rate": (1.2,)},)))
     assert outcome.better is not None
     assert abs(outcome.better.mean) < outcome.margin
     assert "No candidate is significantly better than the model as given" in verdict(outcome)
@@ -226,7 +226,7 @@ def test_it_holds_its_time(tick: float) -> None:
     clock = Ticking(tick)
     search = searched(per_user(), stream(), minutes=0.5, clock=clock, heats=HEATS)
     assert clock.now <= 30 + 40 * tick
-    outcome = Outcome.of(search)
+    outcome = TuningOutcome.of(search)
     assert search.ended == "the time limit was reached"
     assert any("the time limit was reached" in one for one in outcome.not_tried)
     assert bool(outcome.cut) == (outcome.samples < 6000)
@@ -246,7 +246,7 @@ def test_it_holds_its_memory() -> None:
     assert not all("out of memory: it used" in one.ended for one in search.tried)
     cut = searched(per_user(), stream(), megabytes=0.1, heats=())
     assert cut.cut == "decoded samples use half of the memory limit"
-    assert 0 < Outcome.of(cut).samples < 6000
+    assert 0 < TuningOutcome.of(cut).samples < 6000
 
 
 def test_a_graph_that_does_not_take_a_dim_is_dropped_with_the_reason() -> None:
@@ -272,13 +272,13 @@ def test_what_is_not_finite_is_dropped() -> None:
     assert [one.ended for one in search.tried] == ["its loss is no longer finite"]
     broken = linear.replace(embedding_optimizer=st.SGD(1e20))
     mended = searched(broken, stream(), heats=({"embedding_rate": (1e-23, 1e-22)},))
-    outcome = Outcome.of(mended)
+    outcome = TuningOutcome.of(mended)
     assert outcome.given is None
     assert outcome.best is not None
     assert outcome.is_better
     assert any("the model as given fails" in one for one in outcome.warnings)
     json.dumps(outcome.as_json(), allow_nan=False)
-    hopeless = Outcome.of(searched(broken, stream(), heats=({"embedding_rate": (10.0,)},)))
+    hopeless = TuningOutcome.of(searched(broken, stream(), heats=({"embedding_rate": (10.0,)},)))
     assert hopeless.best is None
     assert "No result" in verdict(hopeless)
     assert not hopeless.is_better
@@ -300,10 +300,10 @@ def test_several_labels_and_other_losses() -> None:
         loss_weights={"label": 2.0},
     )
     samples = [one if i % 3 else one | {"spent": None} for i, one in enumerate(stream(4096))]
-    both = Outcome.of(searched(model, samples, heats=()))
+    both = TuningOutcome.of(searched(model, samples, heats=()))
     assert both.given is not None
     assert set(both.given.all) == {"label", "spent"}
-    spent = Outcome.of(searched(model, samples, heats=(), label="spent"))
+    spent = TuningOutcome.of(searched(model, samples, heats=(), label="spent"))
     assert spent.given is not None
     assert spent.given.loss == pytest.approx(spent.given.later["spent"].mean_absolute_error, rel=1e-4)
     log_loss = both.given.later["label"].log_loss
@@ -314,7 +314,7 @@ def test_several_labels_and_other_losses() -> None:
 
 
 def test_down_sampled_negatives_count_for_those_left_out() -> None:
-    outcome = Outcome.of(searched(per_user(0.1, keep={0: 0.5}), stream(), heats=({"embedding_rate": (0.1,)},)))
+    outcome = TuningOutcome.of(searched(per_user(0.1, keep={0: 0.5}), stream(), heats=({"embedding_rate": (0.1,)},)))
     assert outcome.given is not None
     assert outcome.given.loss == pytest.approx(outcome.given.later["label"].log_loss, rel=1e-5)
 
@@ -322,13 +322,13 @@ def test_down_sampled_negatives_count_for_those_left_out() -> None:
 def test_it_warns_where_nothing_is_learned() -> None:
     rng = np.random.default_rng(5)
     noise = [one | {"user": f"u{rng.integers(10)}", "label": int(rng.random() < 0.3)} for one in stream(4096)]
-    outcome = Outcome.of(searched(per_user(), noise, heats=({"embedding_rate": (10.0,)},)))
+    outcome = TuningOutcome.of(searched(per_user(), noise, heats=({"embedding_rate": (10.0,)},)))
     assert any("not significantly better than predicting the label's mean" in one for one in outcome.warnings)
     constant = [one | {"label": 1} for one in stream(3000)]
-    outcome = Outcome.of(searched(per_user(), constant, heats=()))
+    outcome = TuningOutcome.of(searched(per_user(), constant, heats=()))
     assert "label is always 1: there is nothing to learn" in outcome.warnings
     open_end = make([st.Categorical("user", dim=2)], lambda inputs: keras.layers.Dense(1)(inputs["user"]))
-    outcome = Outcome.of(searched(open_end, stream(3000), heats=()))
+    outcome = TuningOutcome.of(searched(open_end, stream(3000), heats=()))
     assert any("does its graph end in a sigmoid" in one for one in outcome.warnings)
 
 
@@ -366,7 +366,7 @@ def test_it_draws_while_it_runs_and_at_the_end() -> None:
     screen = Screen(terminal, "samples.jsonl")
     with screen.live():
         search = searched(per_user(), stream(8192), on_progress=screen)
-    show(search, Outcome.of(search), terminal)
+    show(search, TuningOutcome.of(search), terminal)
     text = terminal.export_text()
     assert "candidates in" in text
     assert "── given" in text

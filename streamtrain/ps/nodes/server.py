@@ -290,7 +290,7 @@ def _floats(data: bytes) -> Floats:
 _CONTROL_THREADS = 6  # two of them for the streams of a primary to its backup, of which one may be dying
 
 
-class Server:
+class ShardServer:
     """Serves a node until it is stopped.
 
     Args:

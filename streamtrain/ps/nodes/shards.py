@@ -19,10 +19,10 @@ from streamtrain.ps.nodes.server import status_of
 from streamtrain.ps.push import Floats
 from streamtrain.ps.replication.failover import ResolvedTarget, TargetPair, make_resolver
 from streamtrain.ps.rpc import wire
-from streamtrain.ps.rpc.control import Metadata, RemoteControl, Retry, Target
+from streamtrain.ps.rpc.control import Metadata, RemoteControl, Retry, ServerChannel
 from streamtrain.ps.rpc.remote_session import JoinInfo, RemoteSession
 from streamtrain.ps.session import LocalSession, Session
-from streamtrain.ps.shard import InitialState, Row, Run
+from streamtrain.ps.shard import InitialState, RowInfo, Run
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Control(Protocol):
     def apply(self) -> None:
         """See `Node.apply`."""
 
-    def inspect(self, table: str, key: int) -> Row | None:
+    def inspect(self, table: str, key: int) -> RowInfo | None:
         """See `Shard.inspect`."""
 
     def sums(self, number: int, layout: str) -> Any:
@@ -101,7 +101,7 @@ class LocalControl:
         self._node.shard.set_rates(rates)
         return self.status()
 
-    def inspect(self, table: str, key: int) -> Row | None:
+    def inspect(self, table: str, key: int) -> RowInfo | None:
         return self._node.shard.inspect(table, key)
 
 
@@ -133,7 +133,7 @@ class Shards:
     """
 
     def __init__(
-        self, places: Sequence[Node | Target | TargetPair], beginning: RunTemplate, metadata: Metadata = ()
+        self, places: Sequence[Node | ServerChannel | TargetPair], beginning: RunTemplate, metadata: Metadata = ()
     ) -> None:
         # Sessions share the resolvers: once one finds that a backup has taken over, none waits for the primary.
         self._places = [place if isinstance(place, Node) else make_resolver(place, metadata) for place in places]

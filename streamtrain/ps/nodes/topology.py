@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 from streamtrain.address import parse_address
 from streamtrain.errors import ConfigError
 from streamtrain.ps.replication.failover import TargetPair
-from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, Target
+from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, ServerChannel
 from streamtrain.ps.rpc.security import Security, connect
 from streamtrain.settings.groups import PsSettings
 
@@ -174,7 +174,7 @@ def _addresses(values: object, name: str, seen: set[str]) -> tuple[str, ...]:
 
 def connect_shards(
     addresses: Sequence[str], settings: PsSettings, security: Security, opened: Callable[[Any], object]
-) -> list[Target | TargetPair]:
+) -> list[ServerChannel | TargetPair]:
     """Where all shards are.
 
     Args:
@@ -188,7 +188,7 @@ def connect_shards(
     """
     check_backups(addresses, settings)
 
-    def place(address: str) -> Target:
+    def place(address: str) -> ServerChannel:
         channel = connect(address, security, CHANNEL_OPTIONS)
         opened(channel)
         return channel, address

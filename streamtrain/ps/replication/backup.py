@@ -8,7 +8,7 @@ from typing import Any
 
 import streamtrain.ps.rpc.ps_pb2 as pb
 from streamtrain.errors import ShardRefused, ShardUnavailable
-from streamtrain.ps.clock import Outcome
+from streamtrain.ps.clock import PushOutcome
 from streamtrain.ps.replication.roles import NodeRole
 from streamtrain.ps.replication.state_transfer import Generation, load_rows, push_of, shard_of
 from streamtrain.ps.rpc import wire
@@ -106,7 +106,7 @@ class BackupShard:
             load_rows(self._shard, record.rows, bulk)
         elif record.HasField("push"):
             outcome = self._shard.push(push_of(record.push, bulk, self._shard)).outcome
-            if outcome is not Outcome.APPLIED:
+            if outcome is not PushOutcome.APPLIED:
                 self.in_step = False
                 raise ShardRefused(f"a push of the primary is {outcome.name} here, at {self._shard.clock()}")
         elif record.HasField("rates"):

@@ -6,9 +6,9 @@ from typing import Any
 import streamtrain.ps.rpc.ps_pb2 as pb
 from streamtrain.errors import ShardError, ShardUnavailable
 from streamtrain.ps.replication.state_transfer import Generation
-from streamtrain.ps.rpc.control import Metadata, RemoteControl, Target
+from streamtrain.ps.rpc.control import Metadata, RemoteControl, ServerChannel
 
-TargetPair = tuple[Target, Target]
+TargetPair = tuple[ServerChannel, ServerChannel]
 
 _SECONDS = 1.0  # a server that does not answer within it counts as unreachable
 
@@ -27,13 +27,13 @@ class FailoverResolver:
         self._lock = threading.Lock()
         self._last = 0
 
-    def resolve(self) -> Target:
+    def resolve(self) -> ServerChannel:
         with self._lock:
             self._last = self._find()
             return self._pair[self._last]
 
     @property
-    def last(self) -> Target:
+    def last(self) -> ServerChannel:
         return self._pair[self._last]
 
     def _find(self) -> int:
@@ -63,7 +63,7 @@ def _is_primary(status: Any) -> bool:
     return status is not None and status.ready
 
 
-def open_control(target: Target | TargetPair, metadata: Metadata = (), timeout: float = 10.0) -> RemoteControl:
+def open_control(target: ServerChannel | TargetPair, metadata: Metadata = (), timeout: float = 10.0) -> RemoteControl:
     """The control of a shard.
 
     Args:
@@ -75,11 +75,11 @@ def open_control(target: Target | TargetPair, metadata: Metadata = (), timeout: 
     return RemoteControl(*first, metadata, timeout, resolver)
 
 
-ResolvedTarget = tuple[Target, FailoverResolver | None]
+ResolvedTarget = tuple[ServerChannel, FailoverResolver | None]
 """The target to ask first, and the resolver of a shard with two."""
 
 
-def make_resolver(target: Target | TargetPair, metadata: Metadata = ()) -> ResolvedTarget:
+def make_resolver(target: ServerChannel | TargetPair, metadata: Metadata = ()) -> ResolvedTarget:
     """The target to ask first, and the resolver of a shard with two."""
     if isinstance(target[0], tuple):
         pair: Any = target

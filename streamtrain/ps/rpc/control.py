@@ -18,11 +18,11 @@ from streamtrain.periodic import Backoff, retry
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.hooks import CutResult, FreezeResult
 from streamtrain.ps.rpc import wire
-from streamtrain.ps.shard import InitialState, Row
+from streamtrain.ps.shard import InitialState, RowInfo
 
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
-Target = tuple[grpc.Channel, str]
+ServerChannel = tuple[grpc.Channel, str]
 """The channel to a server, and its address."""
 
 SERVICE: ServiceDescriptor = pb.DESCRIPTOR.services_by_name["ParameterServer"]
@@ -101,7 +101,7 @@ def patiently(attempt: Callable[[], T], policy: Retry, stopped: threading.Event)
 class Resolver(Protocol):
     """Which of two addresses a service is at."""
 
-    def resolve(self) -> Target:
+    def resolve(self) -> ServerChannel:
         """Asks both.
 
         Raises:
@@ -109,7 +109,7 @@ class Resolver(Protocol):
         """
 
     @property
-    def last(self) -> Target:
+    def last(self) -> ServerChannel:
         """Where it was when it was asked last, by any user of this resolver."""
 
 
@@ -125,7 +125,7 @@ class ServiceStub:
     def __init__(
         self,
         service: ServiceDescriptor,
-        target: Target,
+        target: ServerChannel,
         metadata: Metadata = (),
         timeout: float = 10.0,
         resolver: Resolver | None = None,
@@ -134,7 +134,7 @@ class ServiceStub:
         self._is_lost = True
         self._connect(target)
 
-    def _connect(self, target: Target) -> None:
+    def _connect(self, target: ServerChannel) -> None:
         channel, self.address = target
         self._methods = {
             method.name: channel.unary_unary(
@@ -253,9 +253,9 @@ class RemoteControl:
     def apply(self) -> None:
         self._stub.call("Apply", pb.ApplyRequest(), timeout=None)
 
-    def inspect(self, table: str, key: int) -> Row | None:
+    def inspect(self, table: str, key: int) -> RowInfo | None:
         answer = self._stub.call("Inspect", pb.InspectRequest(table=table, key=key))
-        return Row(answer.count, answer.last_seen) if answer.found else None
+        return RowInfo(answer.count, answer.last_seen) if answer.found else None
 
     def sums(self, number: int, layout: str) -> Any:
         return self._stub.call("Sums", pb.SumsRequest(number=number, layout=layout), timeout=None)

@@ -19,7 +19,7 @@ from streamtrain.errors import ShardRefused
 from streamtrain.model.bad_samples import Refusals
 from streamtrain.model.features import RowType
 from streamtrain.model.spec import Rates
-from streamtrain.ps.clock import Clock, Outcome, Progress, Span
+from streamtrain.ps.clock import Clock, Progress, PushOutcome, Span
 from streamtrain.ps.push import DenseChange, Floats, Push, PushResult, PushStats, RowUpdate
 from streamtrain.ps.session import PullBuffers
 from streamtrain.ps.shard import Shard
@@ -447,9 +447,9 @@ def encode_answer(pushed: PushResult | None, pulled: PullResult | None, dtype: R
 def decode_pushed(pushed: Any) -> PushResult:
     """Decodes the reply to a push."""
     try:
-        outcome = Outcome(pushed.outcome)
+        outcome = PushOutcome(pushed.outcome)
     except ValueError as exc:
-        raise ShardRefused(f"unknown push outcome {pushed.outcome}; the outcomes are {[*Outcome]}") from exc
+        raise ShardRefused(f"unknown push outcome {pushed.outcome}; the outcomes are {[*PushOutcome]}") from exc
     stats = PushStats(**{name: getattr(pushed.stats, name) for name in vars(PushStats())})
     return PushResult(outcome, decode_clock(pushed.clock), stats)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from streamtrain.errors import ConfigError, OriginUnavailable
 from streamtrain.metrics.serving import FeedbackState
 from streamtrain.serve.errors import HTTPError
-from streamtrain.serve.feedback.impressions import Fields, ImpressionLog
+from streamtrain.serve.feedback.impressions import FieldNames, ImpressionLog
 from streamtrain.serve.feedback.outcomes import OutcomeWriter
-from streamtrain.serve.feedback.progress import Joined, JoinProgress, Offsets
+from streamtrain.serve.feedback.progress import AwaitedOffsets, Joined, JoinProgress
 from streamtrain.settings.groups import Settings
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.store.redis.server import RedisServer
@@ -37,7 +37,7 @@ class Feedback:
     outcomes: OutcomeWriter | None = None
     progress: JoinProgress | None = None
 
-    async def wait_joined(self, wanted: Offsets, deadline: float, timeout: float) -> dict[int, int]:
+    async def wait_joined(self, wanted: AwaitedOffsets, deadline: float, timeout: float) -> dict[int, int]:
         """The offsets of samples to wait for, once the outcomes are joined.
 
         Args:
@@ -70,7 +70,7 @@ class Feedback:
             await asyncio.sleep(_POLL_SECONDS)
 
     @staticmethod
-    def _samples(wanted: Offsets, joined: dict[int, Joined]) -> dict[int, int]:
+    def _samples(wanted: AwaitedOffsets, joined: dict[int, Joined]) -> dict[int, int]:
         samples = dict(wanted.samples)
         for partition in wanted.outcomes:
             if (last := joined[partition].sample - 1) >= 0:
@@ -108,7 +108,7 @@ def make_feedback(settings: Settings) -> Feedback:
         ConfigError: a topic is wrong, or not one of Kafka.
     """
     chosen, join = settings.serve, settings.join
-    fields = Fields(join.id, join.time, join.kind, join.value, join.keep.weight or "")
+    fields = FieldNames(join.id, join.time, join.kind, join.value, join.keep.weight or "")
     impressions: ImpressionLog | None = None
     outcomes: OutcomeWriter | None = None
     progress: JoinProgress | None = None

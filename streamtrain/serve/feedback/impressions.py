@@ -33,7 +33,7 @@ _OPTIONS = {"queue.buffering.max.messages": 1_000_000, "queue.buffering.max.kbyt
 
 
 @dataclass(frozen=True)
-class Fields:
+class FieldNames:
     """Names of the fields that impressions and outcomes share.
 
     Attributes:
@@ -100,7 +100,7 @@ class ImpressionLog:
     def __init__(
         self,
         appender: KafkaAppender,
-        fields: Fields,
+        fields: FieldNames,
         *,
         own_ids: bool = False,
         sample: float = 1.0,
@@ -238,7 +238,7 @@ class ImpressionLog:
             logger.warning("%d impressions were not written: %s", times, why)
 
 
-def impressions(answered: Answered, fields: Fields, *, own_ids: bool = False) -> Iterator[tuple[bytes, bytes]]:
+def impressions(answered: Answered, fields: FieldNames, *, own_ids: bool = False) -> Iterator[tuple[bytes, bytes]]:
     """The key and the value of each impression of a request; arguments as of `ImpressionLog`."""
     headers = answered.headers
     about: dict[str, Any] = {"model": answered.model, "version": headers["x-model-version"]}

@@ -13,7 +13,7 @@ import orjson
 from msgspec import UNSET, Struct, UnsetType
 
 from streamtrain.errors import OriginUnavailable, WriteFailed
-from streamtrain.serve.feedback.impressions import MAX_ID_BYTES, Fields
+from streamtrain.serve.feedback.impressions import MAX_ID_BYTES, FieldNames
 from streamtrain.stream.kafka.appender import Appended, KafkaAppender
 
 WRITE_SECONDS = 5.0
@@ -63,7 +63,7 @@ class OutcomeWriter:
     def __init__(
         self,
         appender: KafkaAppender,
-        fields: Fields,
+        fields: FieldNames,
         *,
         kinds: Collection[str] = (),
         valued: Collection[str] = (),

@@ -12,20 +12,20 @@ OUTCOMES = "outcomes:"
 """Before the partition and offset of an outcome, as in x-min-offset."""
 
 
-class Offsets(NamedTuple):
+class AwaitedOffsets(NamedTuple):
     """Offsets that are waited for, by partition: of samples, and of outcomes."""
 
     samples: dict[int, int]
     outcomes: dict[int, int]
 
 
-def parse_offsets(header: str) -> Offsets:
+def parse_offsets(header: str) -> AwaitedOffsets:
     """The offsets of a header such as "0:17,1:4,outcomes:0:3"; of several of a partition the last.
 
     Raises:
         HTTPError: 400, it is malformed.
     """
-    offsets = Offsets({}, {})
+    offsets = AwaitedOffsets({}, {})
     try:
         for part in header.split(","):
             of = part.strip()

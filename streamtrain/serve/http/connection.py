@@ -20,8 +20,8 @@ from streamtrain.logs import LogThrottle
 
 logger = logging.getLogger(__name__)
 
-Reason = Literal["many", "slow", "headers", "unread"]
-_REASONS: dict[Reason, str] = {
+CloseReason = Literal["many", "slow", "headers", "unread"]
+_REASONS: dict[CloseReason, str] = {
     "many": "too many connections (serve.max_connections)",
     "slow": "requests were not complete in time",
     "headers": "request lines or headers too large",
@@ -49,12 +49,12 @@ class Connections:
     receive_timeout: float = 30.0
     max_header_bytes: int = 64 << 10
     max_headers: int = 100
-    refused: dict[Reason, int] = field(
-        default_factory=lambda: dict.fromkeys(get_args(Reason), 0), init=False, repr=False
+    refused: dict[CloseReason, int] = field(
+        default_factory=lambda: dict.fromkeys(get_args(CloseReason), 0), init=False, repr=False
     )
     throttle: LogThrottle = field(default_factory=LogThrottle, init=False, repr=False, compare=False)
 
-    def count(self, reason: Reason) -> None:
+    def count(self, reason: CloseReason) -> None:
         """Counts a connection that is closed; logged at most once a minute for each reason."""
         self.refused[reason] += 1
         if times := self.throttle.allow(reason):
@@ -161,7 +161,7 @@ class _Connection(HttpToolsProtocol):
             self._receiving.cancel()
             self._receiving = None
 
-    def _refuse(self, reason: Reason, status: int, message: str) -> None:
+    def _refuse(self, reason: CloseReason, status: int, message: str) -> None:
         self.limits.count(reason)
         self._disarm()
         # While a head is being received, the cycle is that of the request before.

@@ -22,7 +22,7 @@ from streamtrain.serve.errors import RETRY_SECONDS, HTTPError
 from streamtrain.serve.http.requests import read_body
 from streamtrain.serve.http.responses import any_of, documented, instances_schema, json_response, request_body
 from streamtrain.serve.http.tfserving import parse_messages
-from streamtrain.serve.inspector import Inspector, Row
+from streamtrain.serve.inspector import Inspector, RowRead
 from streamtrain.serve.predictor import Predictor
 from streamtrain.serve.service.served import ServedModel, input_fields
 from streamtrain.serve.service.service import Service
@@ -31,7 +31,7 @@ from streamtrain.store.traffic import Arm
 Count = Annotated[int, Meta(ge=0)]
 Time = Annotated[float, Meta(description="Seconds since the epoch.")]
 Floats = Annotated[Any, Meta(extra_json_schema={"type": "array", "items": {"type": "number"}})]  # of NumPy
-Metrics = Mapping[str, Mapping[str, float | None]]
+MetricsByLabel = Mapping[str, Mapping[str, float | None]]
 
 
 class FieldInfo(Struct):
@@ -69,7 +69,7 @@ class LoadedVersion(Struct):
     learned: Annotated[Count, Meta(description="Samples up to its clock, over all partitions.")]
     rows: dict[str, Count]
     bytes: Count
-    metrics: Metrics
+    metrics: MetricsByLabel
 
 
 class ArmInfo(Struct):
@@ -127,7 +127,7 @@ class Cluster(Struct):
     """See docs/serving.md. Any number may be null."""
 
     time: float | UnsetType | None = UNSET
-    figures: Metrics | UnsetType = UNSET
+    figures: MetricsByLabel | UnsetType = UNSET
     shards: list[dict[str, Any]] | UnsetType = UNSET
     workers: list[dict[str, Any]] | UnsetType = UNSET
     servers: list[dict[str, Any]] | UnsetType = UNSET
@@ -401,7 +401,7 @@ def _page(path: str, name: str, service: Service) -> Route:
     return Route(path, show, methods=["GET"])
 
 
-def _key_of(row: Row) -> dict[str, Any]:
+def _key_of(row: RowRead) -> dict[str, Any]:
     """The key, as text because many clients read JSON numbers as doubles, with whether it has a row and its norm."""
     return {"key": str(row.key), "found": row.found, "norm": float(np.linalg.norm(row.values))}
 

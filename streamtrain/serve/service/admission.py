@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 from streamtrain.logs import LogThrottle
-from streamtrain.serve.errors import HTTPError, Overloaded, Reason
+from streamtrain.serve.errors import HTTPError, Overloaded, OverloadReason
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Admission:
 
     def __init__(self, max_requests: int, max_body_bytes: int, *, now: Callable[[], float] = time.monotonic) -> None:
         self.requests = self.waiting = self.body_bytes = 0
-        self.refused: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
+        self.refused: dict[OverloadReason, int] = dict.fromkeys(get_args(OverloadReason), 0)
         self._max_requests, self._max_body_bytes = max_requests, max_body_bytes
         self._throttle = LogThrottle(_LOG_SECONDS, now)
 

@@ -25,7 +25,7 @@ from streamtrain.errors import BadSample, PublicationError, SampleError
 from streamtrain.serve.errors import Overloaded
 from streamtrain.serve.predictor import Predicted, Predictor
 
-Outcome = Predicted | Exception
+Prediction = Predicted | Exception
 
 
 @dataclass
@@ -110,10 +110,10 @@ class Batcher:
                 loop.call_soon(self._next, loop)  # requests that have arrived meanwhile are read first
                 return
 
-        def done(future: Future[list[Outcome]]) -> None:
+        def done(future: Future[list[Prediction]]) -> None:
             loop.call_soon_threadsafe(finish, future)
 
-        def finish(future: Future[list[Outcome]]) -> None:
+        def finish(future: Future[list[Prediction]]) -> None:
             self._settle(batch, future.result())
             self._next(loop)
 
@@ -139,14 +139,14 @@ class Batcher:
         self.waiting -= size
         return batch
 
-    def _result(self, outcome: Outcome) -> Predicted:
+    def _result(self, outcome: Prediction) -> Predicted:
         """The result of a single request."""
         if isinstance(outcome, Exception):
             raise outcome
         self.observe(len(outcome.predictions))
         return outcome
 
-    def _settle(self, batch: list[_Waiting], outcomes: list[Outcome]) -> None:
+    def _settle(self, batch: list[_Waiting], outcomes: list[Prediction]) -> None:
         predicted = [len(one.predictions) for one in outcomes if isinstance(one, Predicted)]
         if predicted:
             self.observe(sum(predicted))
@@ -156,7 +156,7 @@ class Batcher:
 
 def _outcomes(
     predict: Callable[[list[bytes | TensorSamples]], Predicted | None], requests: list[Sequence[bytes]]
-) -> list[Outcome] | None:
+) -> list[Prediction] | None:
     """The outcome of each request; None if they cannot be predicted without blocking."""
     samples: list[bytes | TensorSamples] = []
     for one in requests:
@@ -171,7 +171,7 @@ def _outcomes(
     return None if predicted is None else _split(predicted, [len(messages) for messages in requests])
 
 
-def _predict_blocking(predictor: Predictor, requests: list[Sequence[bytes]]) -> list[Outcome]:
+def _predict_blocking(predictor: Predictor, requests: list[Sequence[bytes]]) -> list[Prediction]:
     """The outcome of each request. If rows cannot be looked up, only the requests that need them fail."""
     outcomes = _outcomes(predictor.predict_messages, requests)
     assert outcomes is not None
@@ -180,7 +180,7 @@ def _predict_blocking(predictor: Predictor, requests: list[Sequence[bytes]]) -> 
     return outcomes
 
 
-def _answer(future: asyncio.Future[Predicted], outcome: Outcome) -> None:
+def _answer(future: asyncio.Future[Predicted], outcome: Prediction) -> None:
     if future.done():
         return
     if isinstance(outcome, Predicted):
@@ -189,7 +189,7 @@ def _answer(future: asyncio.Future[Predicted], outcome: Outcome) -> None:
         future.set_exception(outcome)
 
 
-def _split(outcome: Predicted, sizes: list[int]) -> list[Outcome]:
+def _split(outcome: Predicted, sizes: list[int]) -> list[Prediction]:
     """The part of each request; one with bad messages gets a SampleError instead."""
     if len(sizes) == 1 and not outcome.bad:
         return [outcome]
@@ -197,7 +197,7 @@ def _split(outcome: Predicted, sizes: list[int]) -> list[Outcome]:
     bad_by: list[list[BadSample]] = [[] for _ in sizes]
     for one in outcome.bad:
         bad_by[int(np.searchsorted(ends, one.index, side="right"))].append(one)
-    parts: list[Outcome] = []
+    parts: list[Prediction] = []
     at = 0
     for end, size, bad in zip(ends.tolist(), sizes, bad_by, strict=True):
         good = size - len(bad)

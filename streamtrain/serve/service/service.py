@@ -20,7 +20,7 @@ from streamtrain.periodic import PeriodicTask
 from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.feedback.feedback import Feedback
 from streamtrain.serve.feedback.impressions import Answered
-from streamtrain.serve.feedback.progress import Offsets, parse_offsets
+from streamtrain.serve.feedback.progress import AwaitedOffsets, parse_offsets
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.routing.router import Routed
 from streamtrain.serve.service.admission import Admission, Admitted, RequestLimits
@@ -334,7 +334,7 @@ class Service:
         for model in self.models.values():
             model.refresh_traffic()
 
-    async def _wait_learned(self, choose: Choose, wanted: Offsets) -> Predictor:
+    async def _wait_learned(self, choose: Choose, wanted: AwaitedOffsets) -> Predictor:
         """The predictor, once it has learned the samples at offsets, and those that came of outcomes."""
         timeout = self.config.offset_timeout
         deadline = time.monotonic() + timeout

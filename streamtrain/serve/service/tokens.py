@@ -14,7 +14,7 @@ from streamtrain.serve.errors import HTTPError
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["admin", "read"]
+TokenKind = Literal["admin", "read"]
 
 _LOG_SECONDS = 10.0  # guessing tokens does not fill the log
 
@@ -47,7 +47,7 @@ class Tokens:
         self._admin = None if admin is None else self._digest(admin)
         self._read = None if read is None else self._digest(read)
         self._throttle = LogThrottle(_LOG_SECONDS, now)
-        self.refused: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)
+        self.refused: dict[TokenKind, int] = dict.fromkeys(get_args(TokenKind), 0)
 
     @property
     def has_admin(self) -> bool:
@@ -99,7 +99,7 @@ class Tokens:
     def _is(given: bytes, token: bytes) -> bool:
         return bool(token) and hmac.compare_digest(given, token)
 
-    def _refusal(self, kind: Kind, client: str) -> HTTPError:
+    def _refusal(self, kind: TokenKind, client: str) -> HTTPError:
         self.refused[kind] += 1
         if self._throttle.allow():
             logger.warning("request from %s refused: the %s token is missing or wrong", client, kind)

@@ -21,7 +21,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
-from streamtrain.store.checkpoint.manifest import FILE, MANIFEST, Kind, Manifest, decode, encode
+from streamtrain.store.checkpoint.manifest import FILE, MANIFEST, EpochKind, Manifest, decode, encode
 from streamtrain.store.checkpoint.parquet import RowPart, TablePart, read_keys, read_rows, write_keys, write_rows
 from streamtrain.store.files import Directory, FileFacts, sync
 
@@ -162,7 +162,7 @@ def commit(
     about: Mapping[str, Any],
     parts: Sequence[ShardFiles],
     *,
-    kind: Kind = "full",
+    kind: EpochKind = "full",
     base: int | None = None,
     base_digest: str | None = None,
 ) -> None:

@@ -14,7 +14,7 @@ MANIFEST = "manifest.json"
 # No name of this form leads out of the directory.
 FILE = r"shards/(\d{1,9})\.safetensors|(?:tables|tombstones)/[A-Za-z0-9_~%-]+/shard-(\d{1,9})\.parquet"
 
-Kind = Literal["full", "delta"]
+EpochKind = Literal["full", "delta"]
 
 
 class Manifest(NamedTuple):
@@ -30,7 +30,7 @@ class Manifest(NamedTuple):
         files: size and checksum by name of file.
     """
 
-    kind: Kind
+    kind: EpochKind
     base: int | None
     base_digest: str | None
     about: dict[str, Any]
@@ -96,7 +96,7 @@ def _abouts(shards: Any) -> list[dict[str, Any]]:
 def _fault(manifest: Manifest) -> str | None:
     """What is wrong with it, if anything is."""
     kind, base, base_digest, about, shards, rows, files = manifest
-    if kind not in get_args(Kind):
+    if kind not in get_args(EpochKind):
         return f"kind {kind!r} is not full or delta"
     if (base is not None) != (kind == "delta") or not isinstance(base, int | None):
         return f"a {kind} checkpoint has the base {base!r}"
@@ -109,7 +109,7 @@ def _fault(manifest: Manifest) -> str | None:
     return _fault_of_files(files, len(shards), kind)
 
 
-def _fault_of_files(files: Any, shards: int, kind: Kind) -> str | None:
+def _fault_of_files(files: Any, shards: int, kind: EpochKind) -> str | None:
     if not isinstance(files, dict):
         return "the list of files is missing"
     for name, facts in files.items():

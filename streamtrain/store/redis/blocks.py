@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from streamtrain.errors import PublicationCorrupt
 from streamtrain.store.json import convert, parse_json
-from streamtrain.store.redis.layout import Keys
+from streamtrain.store.redis.layout import RedisKeys
 from streamtrain.store.redis.server import RedisServer, parse_fields
 
 _ABOUT = b"about"
@@ -48,7 +48,7 @@ class RedisBlocks:
     """
 
     def __init__(self, server: RedisServer, model: str) -> None:
-        self._server, self._key = server, Keys(model).blocks
+        self._server, self._key = server, RedisKeys(model).blocks
         self.name = f"model {model} at {server.name}"
 
     def put(self, log: BlockLog, blocks: Sequence[tuple[int, int, bytes]]) -> None:
@@ -103,5 +103,5 @@ def _parse_log(about: bytes) -> BlockLog:
 
 def models_with_blocks(server: RedisServer) -> list[str]:
     """Names of the models that have blocks; errors as `RedisServer.call`."""
-    before, after = Keys("*").blocks.split("*")
+    before, after = RedisKeys("*").blocks.split("*")
     return sorted(key.decode()[len(before) : -len(after)] for key in server.scan(before + "*" + after))

@@ -11,13 +11,13 @@ from streamtrain.errors import PublicationCorrupt
 from streamtrain.store.redis.codec import Bytes, checksums
 from streamtrain.store.redis.commands import (
     BATCH_ROWS,
-    Batch,
+    CommandBatch,
     bucket_commands,
     copy_commands,
     field_commands,
     group_keys,
 )
-from streamtrain.store.redis.layout import Keys, Layout
+from streamtrain.store.redis.layout import Layout, RedisKeys
 from streamtrain.store.redis.server import PipelinedConnection, RedisServer
 
 _TOGETHER = 1 << 10  # buckets that are copied or deleted at once: the server does nothing else for about a millisecond
@@ -57,7 +57,7 @@ class Buckets:
     Every method may raise OriginUnavailable, or PublicationError if the server refuses the command.
     """
 
-    def __init__(self, server: RedisServer, keys: Keys, layout: Layout) -> None:
+    def __init__(self, server: RedisServer, keys: RedisKeys, layout: Layout) -> None:
         self._server, self._keys, self.layout = server, keys, layout
 
     def put(self, change: EncodedChange, between: Callable[[], object] = lambda: None) -> None:
@@ -119,7 +119,7 @@ class Buckets:
         buckets = {table: self.layout.buckets(table, of) for table, of in keys.items()}
         ends = np.cumsum([0, *map(len, keys.values())])
         for connection, at in self._connections(np.concatenate([np.empty(0, np.int64), *buckets.values()])):
-            asked: list[tuple[str, Batch]] = []
+            asked: list[tuple[str, CommandBatch]] = []
             for table, start, end in zip(keys, ends, ends[1:], strict=False):
                 mine = at[(at >= start) & (at < end)] - start
                 names, group = self._keys.rows(table, self.layout.dictionary), group_keys(buckets[table][mine], mine)
@@ -202,7 +202,7 @@ def add_checksums(into: BucketChecksums, sums: NDArray[np.uint64], buckets: NDAr
     np.add.at(into.sums, buckets, sums)
 
 
-def _with(between: Callable[[], object], batches: Iterator[Batch]) -> Iterator[Batch]:
+def _with(between: Callable[[], object], batches: Iterator[CommandBatch]) -> Iterator[CommandBatch]:
     for batch in batches:
         between()
         yield batch
@@ -213,6 +213,6 @@ def _pieces(buckets: NDArray[np.int64], size: int = _TOGETHER) -> Iterator[NDArr
         yield buckets[at : at + size]
 
 
-def _exhaust(connection: PipelinedConnection, batches: Iterator[Batch]) -> None:
+def _exhaust(connection: PipelinedConnection, batches: Iterator[CommandBatch]) -> None:
     for _ in connection.run(batches):
         pass

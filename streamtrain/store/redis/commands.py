@@ -47,7 +47,7 @@ class KeyNames(NamedTuple):
         return names
 
 
-class Batch(NamedTuple):
+class CommandBatch(NamedTuple):
     """Commands that are sent together.
 
     Attributes:
@@ -86,14 +86,14 @@ def group_keys(buckets: NDArray[np.int64], at: NDArray[np.int64] | None = None) 
     return Grouped(order if at is None else at[order], there, starts)
 
 
-def bucket_commands(verb: bytes, names: KeyNames, buckets: NDArray[np.int64], *more: bytes) -> Batch:
+def bucket_commands(verb: bytes, names: KeyNames, buckets: NDArray[np.int64], *more: bytes) -> CommandBatch:
     """A command "verb key more…" for each bucket."""
     keys = names.of(buckets)
     data = _with_keys(verb, keys, 2 + len(more), b"".join(_bulk(one) for one in more))
-    return Batch(data.ravel(), len(buckets))
+    return CommandBatch(data.ravel(), len(buckets))
 
 
-def copy_commands(source: KeyNames, target: KeyNames, buckets: NDArray[np.int64]) -> Batch:
+def copy_commands(source: KeyNames, target: KeyNames, buckets: NDArray[np.int64]) -> CommandBatch:
     """A command for each bucket that copies it."""
     to = target.of(buckets)
     frame = b"$%d\r\n" % to.shape[1]
@@ -103,12 +103,12 @@ def copy_commands(source: KeyNames, target: KeyNames, buckets: NDArray[np.int64]
     tail[:, -2:] = (13, 10)
     head = _with_keys(b"COPY", source.of(buckets), 4, b"")
     replace = np.broadcast_to(np.frombuffer(_bulk(b"REPLACE"), np.uint8), (len(buckets), 13))
-    return Batch(np.concatenate([head, tail, replace], axis=1).ravel(), len(buckets))
+    return CommandBatch(np.concatenate([head, tail, replace], axis=1).ravel(), len(buckets))
 
 
 def field_commands(
     verb: bytes, names: KeyNames, group: Grouped, keys: NDArray[np.uint64], rows: Bytes | None = None
-) -> Iterator[Batch]:
+) -> Iterator[CommandBatch]:
     """Commands "verb bucket field…", or with rows "verb bucket field value…", one for each bucket.
 
     Args:
@@ -132,7 +132,7 @@ def field_commands(
             keys=keys,
             rows=rows,
         )
-        yield Batch(data, end - at, group.order[starts[0] : starts[-1]])
+        yield CommandBatch(data, end - at, group.order[starts[0] : starts[-1]])
         at = end
 
 

@@ -130,7 +130,7 @@ class Layout:
         return bucket_of(keys, self.table(table).buckets)
 
 
-class Keys:
+class RedisKeys:
     """Names of a model's keys in Redis.
 
     Raises:

@@ -14,7 +14,7 @@ from streamtrain.errors import PublicationCorrupt
 from streamtrain.store.json import convert, parse_json
 from streamtrain.store.publication import Publication, RowChange, Weights
 from streamtrain.store.redis.buckets import EncodedChange
-from streamtrain.store.redis.layout import Keys, Layout
+from streamtrain.store.redis.layout import Layout, RedisKeys
 from streamtrain.store.redis.server import Fields, RedisServer, parse_fields
 
 _ENTRY = re.compile(rb"\d{1,20}-\d{1,20}")
@@ -36,7 +36,7 @@ class WriteToken(NamedTuple):
     entries: int
 
 
-class Committed(NamedTuple):
+class CommittedPublication(NamedTuple):
     """A publication in the log.
 
     Attributes:
@@ -68,7 +68,7 @@ class Collector:
         self._name, self._shard = name, shard
         self._entries: dict[bytes, list[Fields]] = {}
 
-    def take(self, entry: str, fields: Fields) -> Committed | None:
+    def take(self, entry: str, fields: Fields) -> CommittedPublication | None:
         """Takes an entry; returns the publication that it completes, if any.
 
         Raises:
@@ -84,7 +84,7 @@ class Collector:
         self._entries = {}
         return committed
 
-    def _committed(self, entry: str, fields: Fields) -> Committed:
+    def _committed(self, entry: str, fields: Fields) -> CommittedPublication:
         layout = Layout.from_json(fields[b"l"])
         publication = Publication.from_json(parse_json(fields[b"c"]))
         weights: list[Weights] = []
@@ -101,13 +101,13 @@ class Collector:
                     weights.append(Weights(_floats(one[b"d"]), _floats(one[b"x"])))
                 elif self._shard in (None, token.shard):
                     changes.append(_change(one, layout))
-        return Committed(entry, publication, layout, fields[b"f"] == b"1", concat_weights(weights), changes)
+        return CommittedPublication(entry, publication, layout, fields[b"f"] == b"1", concat_weights(weights), changes)
 
 
 class PublicationLog:
     """The log of a model. Thread-safe."""
 
-    def __init__(self, server: RedisServer, keys: Keys) -> None:
+    def __init__(self, server: RedisServer, keys: RedisKeys) -> None:
         self._server, self._keys = server, keys
         self.name = f"the log of {keys.model} at {server.name}"
 
@@ -126,7 +126,7 @@ class PublicationLog:
             self._server.call_all(waiting)
         return entries, size
 
-    def between(self, after: str, last: str, shard: int | None = None) -> Iterator[Committed]:
+    def between(self, after: str, last: str, shard: int | None = None) -> Iterator[CommittedPublication]:
         """Publications after one commit entry up to another; with `shard`, only the changes of that shard.
 
         Raises:

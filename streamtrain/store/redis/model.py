@@ -13,7 +13,7 @@ from streamtrain.errors import PublicationCorrupt, PublicationError, TakenOver
 from streamtrain.store.json import convert, parse_json
 from streamtrain.store.publication import Publication
 from streamtrain.store.redis.buckets import Buckets
-from streamtrain.store.redis.layout import Keys, Layout
+from streamtrain.store.redis.layout import Layout, RedisKeys
 from streamtrain.store.redis.log import PublicationLog, WriteToken, parse_entry_id
 from streamtrain.store.redis.scripts import (
     BEGIN,
@@ -110,7 +110,7 @@ class RedisModel:
     """
 
     def __init__(self, server: RedisServer, model: str) -> None:
-        self.server, self.keys = server, Keys(model)
+        self.server, self.keys = server, RedisKeys(model)
         self.log = PublicationLog(server, self.keys)
         self.name = f"model {model} at {server.name}"
         self._version = 0  # the last that was made here

@@ -5,10 +5,10 @@ keys that scripts touch, see `script_keys`, then its own; they have the same has
 """
 
 from streamtrain.store.publication import PROD
-from streamtrain.store.redis.layout import Keys
+from streamtrain.store.redis.layout import RedisKeys
 
 
-def script_keys(keys: Keys) -> list[str]:
+def script_keys(keys: RedisKeys) -> list[str]:
     """The first KEYS of every script."""
     return [
         keys.head,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streamtrain.errors import OriginUnavailable, PublicationError
 from streamtrain.redis_client import connection_options, describe_error, open_pool, server_name
-from streamtrain.store.redis.commands import Batch
+from streamtrain.store.redis.commands import CommandBatch
 
 Fields = Mapping[bytes, bytes]
 
@@ -229,7 +229,7 @@ class PipelinedConnection:
         self._server, self._connection = server, connection
         self.is_dirty = False
 
-    def run(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Any]]]:
+    def run(self, batches: Iterable[CommandBatch]) -> Iterator[tuple[CommandBatch, list[Any]]]:
         """Runs batches of commands and yields each with its replies; the next batch is sent before they are read.
 
         Raises:
@@ -237,7 +237,7 @@ class PipelinedConnection:
             PublicationError: the server refuses a command.
         """
         self.is_dirty = True
-        sent: Batch | None = None
+        sent: CommandBatch | None = None
         for batch in batches:
             with self._server.translating():
                 self._connection.send_packed_command([batch.data.data], check_health=False)

@@ -11,7 +11,7 @@ from streamtrain.errors import PublicationCorrupt
 from streamtrain.store.publication import LookupResult, Publication, PublicationStep, RowChange, Weights, check_rows
 from streamtrain.store.redis.buckets import BucketChecksums, add_rows
 from streamtrain.store.redis.layout import Layout
-from streamtrain.store.redis.log import Collector, Committed, decode_change
+from streamtrain.store.redis.log import Collector, CommittedPublication, decode_change
 from streamtrain.store.redis.model import Head, RedisModel
 from streamtrain.store.redis.versions import RedisVersions
 
@@ -206,7 +206,7 @@ class RedisOrigin:
             if (is_some and at == after) or (not entries and (is_some or time.monotonic() >= deadline)):
                 return
 
-    def _step(self, found: Committed, number: int) -> PublicationStep:
+    def _step(self, found: CommittedPublication, number: int) -> PublicationStep:
         if found.is_full or found.publication.number != number:
             raise PublicationCorrupt(
                 f"publication {found.publication.number} of {self._model.name} is a full one: load the head again"
@@ -231,7 +231,7 @@ class RedisOrigin:
         step = PublicationStep(last.publication, last.weights, changes)
         return step, RedisLookup(self._lookups, step, head.layout, self._counted(head, last))
 
-    def _counted(self, head: Head, last: Committed) -> dict[str, NDArray[np.int64]]:
+    def _counted(self, head: Head, last: CommittedPublication) -> dict[str, NDArray[np.int64]]:
         """Row counts by table and bucket of the head's dictionary, int64 [buckets].
 
         Changes of recent publications may or may not be applied yet; apart from these, the counts must be those that

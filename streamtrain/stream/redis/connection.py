@@ -9,7 +9,7 @@ import redis
 
 from streamtrain.errors import SourceError, SourceRefused, SourceUnavailable
 from streamtrain.redis_client import describe_error, open_pool, server_name
-from streamtrain.stream.redis.scripts import Keys
+from streamtrain.stream.redis.scripts import StreamKeys
 
 logger = logging.getLogger("streamtrain.stream.redis.stream")
 
@@ -20,7 +20,7 @@ _REMEDIES = {
 }
 
 
-class RedisServer:
+class StreamServer:
     """A server. Logs one line when it becomes unreachable, and one when it is reachable again. Thread-safe.
 
     Args:
@@ -42,7 +42,7 @@ class RedisServer:
         self.is_unreachable = False
         self._worked = 0.0
 
-    def connect(self) -> "PipelinedConnection":
+    def connect(self) -> "StreamConnection":
         """A new connection, on which the server has answered a PING.
 
         Raises:
@@ -50,7 +50,7 @@ class RedisServer:
             SourceRefused: it refuses the credentials.
         """
         raw = self._pool.connection_class(**self._pool.connection_kwargs)
-        connection = PipelinedConnection(self, raw)
+        connection = StreamConnection(self, raw)
         try:
             raw.connect()
         except redis.RedisError as error:
@@ -63,7 +63,7 @@ class RedisServer:
         self._mark_reachable()
         return connection
 
-    def reconnect(self) -> "PipelinedConnection":
+    def reconnect(self) -> "StreamConnection":
         """Connects, for callers that retry: logs that the server is unreachable."""
         began = time.monotonic()
         try:
@@ -95,13 +95,13 @@ class RedisServer:
         return SourceRefused(f"{self.name} {trouble.text}")
 
 
-class PipelinedConnection:
+class StreamConnection:
     """One connection, for one thread at a time. Requests are answered in order; answers may be waited for in parts.
 
     Every method that speaks to the server raises SourceUnavailable when the connection breaks, which ends it.
     """
 
-    def __init__(self, server: RedisServer, connection: Any) -> None:
+    def __init__(self, server: StreamServer, connection: Any) -> None:
         self._server = server
         self._connection = connection
         self._replies: list[Any] = []
@@ -169,7 +169,7 @@ class PipelinedConnection:
         self._connection.disconnect()
 
 
-class Topic(NamedTuple):
+class StreamTopic(NamedTuple):
     """A topic that exists.
 
     Attributes:
@@ -179,7 +179,7 @@ class Topic(NamedTuple):
         name: the topic's name, for errors.
     """
 
-    server: RedisServer
-    keys: Keys
+    server: StreamServer
+    keys: StreamKeys
     partitions: int
     name: str

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from streamtrain.errors import SourceError, SourceRefused, SourceUnavailable
 from streamtrain.incarnation import Incarnation
 from streamtrain.periodic import Backoff, PeriodicTask
-from streamtrain.stream.redis.connection import PipelinedConnection, RedisServer
-from streamtrain.stream.redis.scripts import COMMIT, JOIN, LEAVE, RELEASE, SYNC, TAKE, Keys
+from streamtrain.stream.redis.connection import StreamConnection, StreamServer
+from streamtrain.stream.redis.scripts import COMMIT, JOIN, LEAVE, RELEASE, SYNC, TAKE, StreamKeys
 
 logger = logging.getLogger("streamtrain.stream.redis.stream")
 
@@ -62,7 +62,7 @@ class ConsumerGroup:
 
     def __init__(
         self,
-        keys: Keys,
+        keys: StreamKeys,
         group: str,
         job: str,
         lease: float,
@@ -78,12 +78,12 @@ class ConsumerGroup:
         self._keys = keys.group(group)
         self.changes = self._keys[3]
 
-    def _run(self, connection: PipelinedConnection, script: str, *more: Any) -> Any:
+    def _run(self, connection: StreamConnection, script: str, *more: Any) -> Any:
         return connection.call(
             "EVAL", script, len(self._keys), *self._keys, self.member, round(self.lease * 1000), *more
         )
 
-    def join(self, connection: PipelinedConnection, *, again: bool = False) -> None:
+    def join(self, connection: StreamConnection, *, again: bool = False) -> None:
         """Becomes a member.
 
         Args:
@@ -103,7 +103,7 @@ class ConsumerGroup:
         if other is not None:
             raise SourceRefused(f"group {self._name} has members of another job, {other.decode(errors='replace')}")
 
-    def sync(self, connection: PipelinedConnection) -> GroupState | None:
+    def sync(self, connection: StreamConnection) -> GroupState | None:
         """Renews the lease; None: it had expired, and the member has been removed."""
         reply = self._run(connection, SYNC)
         if reply is None:
@@ -114,19 +114,19 @@ class ConsumerGroup:
             version, [name.decode() for name in members], dict(zip(map(int, owners[::2]), names, strict=True))
         )
 
-    def take(self, connection: PipelinedConnection, partitions: Iterable[int]) -> list[int]:
+    def take(self, connection: StreamConnection, partitions: Iterable[int]) -> list[int]:
         """Takes those that are free; returns these."""
         return [int(partition) for partition in self._run(connection, TAKE, *partitions)]
 
-    def release(self, connection: PipelinedConnection, partitions: Iterable[int]) -> None:
+    def release(self, connection: StreamConnection, partitions: Iterable[int]) -> None:
         """Releases partitions."""
         self._run(connection, RELEASE, *partitions)
 
-    def commit(self, connection: PipelinedConnection, positions: Mapping[int, int]) -> None:
+    def commit(self, connection: StreamConnection, positions: Mapping[int, int]) -> None:
         """Commits positions of partitions that the member has."""
         self._run(connection, COMMIT, *(number for pair in positions.items() for number in pair))
 
-    def leave(self, connection: PipelinedConnection) -> None:
+    def leave(self, connection: StreamConnection) -> None:
         """Leaves the group; its partitions are free."""
         self._run(connection, LEAVE)
 
@@ -141,16 +141,16 @@ class LeaseThread:
         idle: seconds without `polled` after which it lets the lease expire: a member that does not poll is stuck.
     """
 
-    def __init__(self, server: RedisServer, connection: PipelinedConnection, group: ConsumerGroup, idle: float) -> None:
+    def __init__(self, server: StreamServer, connection: StreamConnection, group: ConsumerGroup, idle: float) -> None:
         self.removed = threading.Event()
         self.group = group
         self._server, self._idle = server, idle
-        self._connection: PipelinedConnection | None = connection
+        self._connection: StreamConnection | None = connection
         self._polled = time.monotonic()
         self._changed = threading.Condition()
         self._wanted = False
         self._due = 0.0  # when the next heartbeat is, by the monotonic clock
-        self._ready: PipelinedConnection | None = None
+        self._ready: StreamConnection | None = None
         self._refused: SourceRefused | None = None
         self._positions: dict[int, int] = {}
         self._task = PeriodicTask(
@@ -162,7 +162,7 @@ class LeaseThread:
         """Tells that the member polls."""
         self._polled = time.monotonic()
 
-    def connection(self, seconds: float) -> PipelinedConnection | None:
+    def connection(self, seconds: float) -> StreamConnection | None:
         """A new connection for the source; None: the server was not reached in time. Raises SourceRefused."""
         with self._changed:
             self._wanted = True
@@ -181,7 +181,7 @@ class LeaseThread:
             self._positions |= positions
         self._task.wake()
 
-    def flush_commits(self, connection: PipelinedConnection) -> None:
+    def flush_commits(self, connection: StreamConnection) -> None:
         """Commits queued positions now."""
         with self._changed:
             positions, self._positions = self._positions, {}
@@ -209,7 +209,7 @@ class LeaseThread:
             raise
         return self._due - time.monotonic()
 
-    def _renew(self, connection: PipelinedConnection) -> None:
+    def _renew(self, connection: StreamConnection) -> None:
         if time.monotonic() - self._polled < self._idle and self.group.sync(connection) is None:
             self.removed.set()
 

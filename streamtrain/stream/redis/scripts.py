@@ -7,7 +7,7 @@ topic as their hash tag, and so are on one node of a cluster. Time is the server
 from streamtrain.errors import ConfigError
 
 
-class Keys:
+class StreamKeys:
     """The names of a topic's keys.
 
     Raises:

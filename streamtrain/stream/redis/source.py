@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamtrain.errors import OffsetGone, SourceRefused, SourceUnavailable, TopicMissing
-from streamtrain.stream.redis.connection import PipelinedConnection, Topic
+from streamtrain.stream.redis.connection import StreamConnection, StreamTopic
 from streamtrain.stream.redis.group import LeaseThread
 from streamtrain.stream.redis.scripts import BOUNDS
 from streamtrain.stream.source import Bounds, Fetched, Listener, Record, assign_partitions
@@ -26,7 +26,9 @@ class RedisSource:
         listener: handles rebalances.
     """
 
-    def __init__(self, topic: Topic, connection: PipelinedConnection, lease: LeaseThread, listener: Listener) -> None:
+    def __init__(
+        self, topic: StreamTopic, connection: StreamConnection, lease: LeaseThread, listener: Listener
+    ) -> None:
         self._topic, self._lease, self._listener = topic, lease, listener
         self._group = lease.group
         self._streams = topic.keys.streams(topic.partitions)
@@ -35,7 +37,7 @@ class RedisSource:
         self._is_paused = False
         self._gone: dict[int, OffsetGone] = {}
         self._highs: dict[int, int] = {}
-        self._connection: PipelinedConnection | None = connection
+        self._connection: StreamConnection | None = connection
         self._version = b"0-0"
         self._is_balanced = False  # whether the partitions here are those that the server has for this member
         self._is_checked = False  # whether all positions have been compared with the bounds
@@ -81,7 +83,7 @@ class RedisSource:
         self._check_positions(bounds, entries)
         return self._fetch(entries, max_messages)
 
-    def _request(self, connection: PipelinedConnection, max_messages: int, deadline: float) -> None:
+    def _request(self, connection: StreamConnection, max_messages: int, deadline: float) -> None:
         requested = {p: at for p, at in self._positions.items() if not self._is_paused and p not in self._gone}
         # Partitions of which there is more share the room; where there is none, one that gets some may have a share.
         behind = sum(self._highs.get(partition, 0) > at for partition, at in requested.items())
@@ -137,7 +139,7 @@ class RedisSource:
             self._positions[partition] = high + 1
         return fetched
 
-    def _rebalance(self, connection: PipelinedConnection) -> None:
+    def _rebalance(self, connection: StreamConnection) -> None:
         """Revokes partitions that go to others, then takes free ones, until the assignment is that of the group."""
         while self._lease.removed.is_set() or not self._is_balanced:
             self._lease.removed.clear()
@@ -165,7 +167,7 @@ class RedisSource:
                 self._is_checked = False
             self._is_balanced = True
 
-    def _revoke(self, connection: PipelinedConnection, partitions: Sequence[int]) -> None:
+    def _revoke(self, connection: StreamConnection, partitions: Sequence[int]) -> None:
         if held := [partition for partition in partitions if partition in self._positions]:
             self._listener.revoked(held)
         self._drop(partitions)

@@ -11,9 +11,9 @@ from contextlib import ExitStack, closing
 
 from streamtrain.errors import ConfigError, SourceRefused, TopicMissing
 from streamtrain.incarnation import Incarnation
-from streamtrain.stream.redis.connection import PipelinedConnection, RedisServer, Topic
+from streamtrain.stream.redis.connection import StreamConnection, StreamServer, StreamTopic
 from streamtrain.stream.redis.group import ConsumerGroup, LeaseThread
-from streamtrain.stream.redis.scripts import AT, BOUNDS, MEMBERS, Keys
+from streamtrain.stream.redis.scripts import AT, BOUNDS, MEMBERS, StreamKeys
 from streamtrain.stream.redis.source import RedisSource, record
 from streamtrain.stream.redis.writer import RedisWriter
 from streamtrain.stream.source import Bounds, Listener, Record
@@ -51,8 +51,8 @@ class RedisStream:
         instance: str | None = None,
     ) -> None:
         self.topic = topic
-        self._keys = Keys(topic)
-        self._server = RedisServer(url, timeout)
+        self._keys = StreamKeys(topic)
+        self._server = StreamServer(url, timeout)
         self.name = f"topic {topic} of {self._server.name}"
         self._lease, self._idle, self._instance = lease, idle, instance
         self._maxlen, self._buffer_bytes = maxlen, buffer_bytes
@@ -125,7 +125,7 @@ class RedisStream:
     def source(self, group: str, job: str, listener: Listener, incarnation: Incarnation | None = None) -> RedisSource:
         with ExitStack() as undone:
             connection, second = (undone.enter_context(closing(self._server.connect())) for _ in range(2))
-            topic = Topic(self._server, self._keys, self._partitions(connection), self.name)
+            topic = StreamTopic(self._server, self._keys, self._partitions(connection), self.name)
             member = ConsumerGroup(
                 self._keys, group, job, self._lease, instance=self._instance, incarnation=incarnation
             )
@@ -134,16 +134,16 @@ class RedisStream:
         return RedisSource(topic, connection, LeaseThread(self._server, second, member, self._idle), listener)
 
     def writer(self, topic: str | None = None) -> RedisWriter:
-        keys = Keys(topic or self.topic)
+        keys = StreamKeys(topic or self.topic)
         with closing(self._server.connect()) as connection:
             partitions = self._partitions(connection)
             if keys.partitions != self._keys.partitions:
                 connection.call("SET", keys.partitions, partitions, "NX")
                 partitions = int(connection.call("GET", keys.partitions))
         name = f"topic {topic or self.topic} of {self._server.name}"
-        return RedisWriter(Topic(self._server, keys, partitions, name), self._maxlen, self._buffer_bytes)
+        return RedisWriter(StreamTopic(self._server, keys, partitions, name), self._maxlen, self._buffer_bytes)
 
-    def _partitions(self, connection: PipelinedConnection) -> int:
+    def _partitions(self, connection: StreamConnection) -> int:
         count = connection.call("GET", self._keys.partitions)
         if count is None:
             raise TopicMissing(f"{self.name} does not exist")

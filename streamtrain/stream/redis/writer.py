@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from streamtrain.errors import SourceError, SourceUnavailable, WriteFailed
-from streamtrain.stream.redis.connection import PipelinedConnection, Topic
+from streamtrain.stream.redis.connection import StreamConnection, StreamTopic
 from streamtrain.stream.redis.group import RETRY
 from streamtrain.stream.redis.scripts import WRITE
 
@@ -39,7 +39,7 @@ class RedisWriter:
         buffer_bytes: maximum size of messages that wait to be written.
     """
 
-    def __init__(self, topic: Topic, maxlen: int, buffer_bytes: int) -> None:
+    def __init__(self, topic: StreamTopic, maxlen: int, buffer_bytes: int) -> None:
         self._server, self._keys, self._partitions, self._name = topic
         self._maxlen, self._buffer_bytes = maxlen, buffer_bytes
         self._key = self._keys.writer(secrets.token_hex(8))
@@ -50,7 +50,7 @@ class RedisWriter:
         self._turn, self._batches = count(), count(1)
         self._failure: WriteFailed | None = None
         self._closed = False
-        self._connection: PipelinedConnection | None = None
+        self._connection: StreamConnection | None = None
         self._thread = threading.Thread(target=self._run, name=f"redis-writer-{topic.keys.topic}", daemon=True)
         self._thread.start()
 

@@ -13,7 +13,7 @@ from streamtrain.errors import PublicationError
 from streamtrain.store.redis.buckets import Buckets, EncodedChange
 from streamtrain.store.redis.codec import Codec, checksums
 from streamtrain.store.redis.commands import field_commands, group_keys
-from streamtrain.store.redis.layout import Keys, Layout, TableLayout
+from streamtrain.store.redis.layout import Layout, RedisKeys, TableLayout
 from tests.fuzz.readers.kept import KeptServer, commands, packed
 from tests.store.redis.test_codec import checksum
 
@@ -55,14 +55,14 @@ def assert_near(codec: Codec, rows: NDArray[np.float32], back: NDArray[np.float3
 
 def assert_kept(layout: Layout, change: EncodedChange) -> None:
     """What is written by commands is what is read from a server that has carried them out."""
-    names, at = Keys("m").rows("t", 1), layout.buckets("t", change.keys)
+    names, at = RedisKeys("m").rows("t", 1), layout.buckets("t", change.keys)
     there: dict[str, list[tuple[bytes, bytes]]] = {}
     for batch in field_commands(b"HSET", names, group_keys(at), change.keys, change.rows):
         for _, key, *flat in commands(batch.data.tobytes()):
             bucket = int(key.partition(b"/")[2][:6], 16)
             there[f"rows/t/{bucket}"] = [*zip(flat[::2], flat[1::2], strict=True)]
     server = KeptServer("m", {name: packed(rows) for name, rows in there.items()})
-    buckets = Buckets(server, Keys("m"), layout)
+    buckets = Buckets(server, RedisKeys("m"), layout)
     expected = dict(zip(change.keys.tolist(), map(bytes, change.rows), strict=True))
     read = {
         key: bytes(row) for keys, rows, _ in buckets.read("t") for key, row in zip(keys.tolist(), rows, strict=True)

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from streamtrain.checkpoint.shard_state import describe_run, describe_shard
 from streamtrain.errors import ShardRefused
 from streamtrain.model.spec import Spec
-from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.clock import PushOutcome, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.server import Servicer
@@ -195,7 +195,7 @@ def seeds() -> Iterator[bytes]:
         yield from (bytes([2, i]) + one for one in several)
         requests += several
         yield b"\x01" + wire.encode_answer(
-            PushResult(Outcome.REJECTED, {0: 5}, PushStats(1)), wire.PullResult([dense, statistics]), dtype
+            PushResult(PushOutcome.REJECTED, {0: 5}, PushStats(1)), wire.PullResult([dense, statistics]), dtype
         )
     requests += [wire.encode_request(None, pull, "float32"), wire.encode_request(empty, None, "float32")]
     yield from (b"\x00" + one for one in requests)

@@ -6,11 +6,11 @@ Input: messages, with a byte 0xFE between them.
 import json
 from collections.abc import Iterator
 
-from streamtrain.join.engine import Label, PartitionJoin, Rules
+from streamtrain.join.engine import JoinLabel, PartitionJoin, Rules
 from tests.fuzz.readers import in_join
 from tests.fuzz.seeds import SAMPLES
 
-_RULES = Rules((Label("fuzzed", frozenset({"click"}), 60.0),), grace=60.0)
+_RULES = Rules((JoinLabel("fuzzed", frozenset({"click"}), 60.0),), grace=60.0)
 
 
 def run(data: bytes) -> None:

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from streamtrain.join.engine import Impression, Outcome
-from streamtrain.join.messages import MessageReader
+from streamtrain.join.messages import JoinReader
 from streamtrain.model.samples import REASONS
 from streamtrain.settings.groups import JoinSettings
 from streamtrain.stream.dead_letters import DeadLetter
 from streamtrain.stream.source import Fetched
 
 BETWEEN, MOST = b"\xfe", 8
-READER = MessageReader(
+READER = JoinReader(
     JoinSettings.model_validate({"labels": {"spent": {"kinds": ["buy"], "value": True}}}),
     300.0,
 )

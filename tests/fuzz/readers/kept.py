@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import PublicationError
-from streamtrain.store.redis.commands import Batch
-from streamtrain.store.redis.layout import Keys
+from streamtrain.store.redis.commands import CommandBatch
+from streamtrain.store.redis.layout import RedisKeys
 from streamtrain.store.redis.scripts import DECIDED, GARBAGE, OWN, STATE
 from streamtrain.store.redis.server import PipelinedConnection, RedisServer
 
@@ -50,7 +50,7 @@ class KeptServer(RedisServer):
 
     def __init__(self, model: str, values: Mapping[str, bytes]) -> None:
         super().__init__("redis://127.0.0.1:1")
-        keys = Keys(model)
+        keys = RedisKeys(model)
         self.values = values
         self._prefix = keys.head.removesuffix("head")
 
@@ -146,7 +146,7 @@ class KeptLane(PipelinedConnection):
         super().__init__(server, None)
         self._values = values
 
-    def run(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Any]]]:
+    def run(self, batches: Iterable[CommandBatch]) -> Iterator[tuple[CommandBatch, list[Any]]]:
         """See Lane."""
         for batch in batches:
             yield batch, [self._answer(*command) for command in commands(batch.data.tobytes())]

@@ -6,14 +6,14 @@ Input: messages, with a byte 0xFE between them.
 import math
 from collections.abc import Iterator
 
-from streamtrain.join.engine import Impression, Label, PartitionJoin, Rules
+from streamtrain.join.engine import Impression, JoinLabel, PartitionJoin, Rules
 from tests.fuzz.readers import in_join
 from tests.fuzz.seeds import SAMPLES
 
 _RULES = Rules(
     (
-        Label("clicked", frozenset({"click"}), 60.0, cancelled_by=frozenset({"undo"})),
-        Label("spent", frozenset({"buy"}), 120.0, value=True, attribution="sum"),
+        JoinLabel("clicked", frozenset({"click"}), 60.0, cancelled_by=frozenset({"undo"})),
+        JoinLabel("spent", frozenset({"buy"}), 120.0, value=True, attribution="sum"),
     ),
     grace=60.0,
 )

@@ -15,7 +15,7 @@ import streamtrain.ps.rpc.ps_pb2 as pb
 from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.model.spec import Spec
 from streamtrain.ps.bulk import BulkSynchronous
-from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.clock import PushOutcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.nodes.shards import RunTemplate
 from streamtrain.ps.push import DenseChange, Push, RowUpdate
@@ -109,7 +109,7 @@ def test_all_is_equal_to_the_bit_though_it_was_pushed_to_while_it_was_copied() -
         def learn(partition: int) -> int:
             rng, at = np.random.default_rng(partition), 0
             while not stop.is_set():
-                assert shard.push(any_push(rng, partition, at)).outcome is Outcome.APPLIED
+                assert shard.push(any_push(rng, partition, at)).outcome is PushOutcome.APPLIED
                 at += 1
             return at
 

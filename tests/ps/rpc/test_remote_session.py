@@ -16,10 +16,10 @@ from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.periodic import PeriodicTask
 from streamtrain.ps.bulk import BulkSynchronous
 from streamtrain.ps.client import any_rejected
-from streamtrain.ps.clock import Cursor, Ends, Outcome, Span
+from streamtrain.ps.clock import Cursor, Ends, PushOutcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.nodes.node import Node
-from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.server import ShardServer
 from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc import remote_session as remote
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, Retry, patiently
@@ -50,7 +50,7 @@ def stop(of: Served, index: int) -> None:
 def start(of: Served, index: int, node: Node | None = None, *interceptors: grpc.ServerInterceptor) -> None:
     """Serves a shard, or another in its place, where it was served before."""
     of.nodes[index] = node or of.nodes[index]
-    server = Server(of.nodes[index], interceptors=interceptors)
+    server = ShardServer(of.nodes[index], interceptors=interceptors)
     server.grpc.add_insecure_port(of.channels[index][1])
     server.start()
     of.servers[index] = server
@@ -148,8 +148,8 @@ def test_what_has_no_answer_is_sent_again_in_order_and_counts_once(late: bool) -
         for i, (pushing, pulled) in enumerate(sent):
             outcomes += [one.outcome for one in pushing.wait()]
             assert pulled.wait().rows.tolist() == [i + 1]
-        assert outcomes[0] is Outcome.DUPLICATE or not late
-        assert outcomes[1:] == [Outcome.APPLIED] * 2
+        assert outcomes[0] is PushOutcome.DUPLICATE or not late
+        assert outcomes[1:] == [PushOutcome.APPLIED] * 2
         assert client.reconnects == 1
         assert_exact(of.held, log)
 
@@ -208,7 +208,7 @@ def test_a_shard_that_comes_back_older_is_learned_anew_from_there() -> None:
             start(of, 1, holding(load(saved, 1, 2)))
             worker.learn()
             assert worker.rewinds == 1
-            assert of.held[0].pushes[Outcome.DUPLICATE] == 3 + 1
+            assert of.held[0].pushes[PushOutcome.DUPLICATE] == 3 + 1
             assert_exact(of.held, LOG)
 
 

@@ -18,10 +18,10 @@ from streamtrain._core import shards_of
 from streamtrain.errors import ShardBroken, ShardRefused
 from streamtrain.logs import LogThrottle
 from streamtrain.ps.bulk import BulkSynchronous
-from streamtrain.ps.clock import Outcome
+from streamtrain.ps.clock import PushOutcome
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.nodes.node import Node
-from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.server import ShardServer
 from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc import services, wire
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl
@@ -177,7 +177,7 @@ def test_damage_at_every_byte_does_no_harm() -> None:
         assert codes.keys() == {MALFORMED, MISMATCH}
         assert all(codes.values())
         assert victim.counters()["refused_malformed"] > len(push)
-        assert of.held[0].pushes[Outcome.REJECTED] > 0
+        assert of.held[0].pushes[PushOutcome.REJECTED] > 0
         learn(of, LOG)
         assert_exact(of.held, LOG)
 
@@ -494,7 +494,7 @@ def test_a_broken_shard_is_not_saved() -> None:
 
 def test_the_token_is_asked_for_in_every_call(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(0, 1, Async)
-    server = Server(node, interceptors=(authenticate("secret", lambda: node.count("refused_unauthenticated")),))
+    server = ShardServer(node, interceptors=(authenticate("secret", lambda: node.count("refused_unauthenticated")),))
     target = f"127.0.0.1:{server.grpc.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

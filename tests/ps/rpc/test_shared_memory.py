@@ -24,7 +24,7 @@ from streamtrain.periodic import PeriodicTask
 from streamtrain.ps.client import Client
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
-from streamtrain.ps.nodes.server import Server
+from streamtrain.ps.nodes.server import ShardServer
 from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
 from streamtrain.ps.rpc.sessions import OpenSession
@@ -148,7 +148,7 @@ def test_none_is_offered_to_other_machines() -> None:
 
 def serve(index: int, told: Pipe) -> None:
     """A shard of two in a process of its own, until it is killed."""
-    server = Server(Node(index, 2, Async))
+    server = ShardServer(Node(index, 2, Async))
     told.send(server.grpc.add_insecure_port("127.0.0.1:0"))
     server.start()
     told.recv()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamtrain.errors import ShardRefused
 from streamtrain.model.features import RowType
-from streamtrain.ps.clock import Outcome, Span
+from streamtrain.ps.clock import PushOutcome, Span
 from streamtrain.ps.push import DenseChange, Push, PushResult, PushStats, RowUpdate
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.session import PullBuffers, StateBuffers
@@ -279,8 +279,8 @@ def test_pulled_with_state(rows: list[int], dim: int, state: int, seed: int, dty
     assert (into.state.slots.tolist(), into.state.steps) == (of_slots.tolist(), 7.0)
 
 
-@given(st.sampled_from(Outcome), st.dictionaries(st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)), seeds)
-def test_pushed(outcome: Outcome, clock: dict[int, int], seed: int) -> None:
+@given(st.sampled_from(PushOutcome), st.dictionaries(st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)), seeds)
+def test_pushed(outcome: PushOutcome, clock: dict[int, int], seed: int) -> None:
     stats = PushStats(*np.random.default_rng(seed).integers(0, 2**62, 6).tolist())
     pushed = PushResult(outcome, clock, stats)
     answer, _ = wire.unframe(pb.Answer, wire.encode_answer(pushed, None, "float32"))
@@ -318,7 +318,7 @@ ANSWERS: dict[str, bytes] = {
         None, wire.PullResult([np.ones((2, 3), np.float32), np.ones(3, np.float32)]), "float32"
     ),
     "pushed": wire.encode_answer(
-        PushResult(Outcome.REJECTED, {0: 300, 7: 2**40}, PushStats(1, 2, 3, 4, 5, 6)), None, "float32"
+        PushResult(PushOutcome.REJECTED, {0: 300, 7: 2**40}, PushStats(1, 2, 3, 4, 5, 6)), None, "float32"
     ),
     "joined": wire.frame(pb.Answer(joined=pb.Joined(progress=300)), []),
 }

@@ -16,7 +16,7 @@ import pytest
 import streamtrain.serve.grpc.open_inference_pb2 as oip
 import streamtrain.serve.grpc.tensorflow_serving_pb2 as tfs
 
-from streamtrain.processes.server import Server, configure
+from streamtrain.processes.server import PredictionServer, configure
 from streamtrain.serve.http.app import make_app
 from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.serve.service.service import ServingConfig
@@ -217,7 +217,7 @@ def test_tokens(registry: Registry) -> None:
 
 def test_limits_and_metrics(registry: Registry) -> None:
     config = ServingConfig(grpc_listen="127.0.0.1:0", max_requests=1, offset_timeout=PATIENCE)
-    server = Server(configure(make_app(registry, config=config), "127.0.0.1:0"))
+    server = PredictionServer(configure(make_app(registry, config=config), "127.0.0.1:0"))
     request = asked().SerializeToString()
     with running_server(server) as url, httpx.Client(base_url=url, trust_env=False) as client:
         address = f"127.0.0.1:{server.grpc_port}"
@@ -236,7 +236,7 @@ def test_limits_and_metrics(registry: Registry) -> None:
 
 
 def test_a_port_that_is_taken(registry: Registry, address: str) -> None:
-    server = Server(configure(make_app(registry, config=ServingConfig(grpc_listen=address)), "127.0.0.1:0"))
+    server = PredictionServer(configure(make_app(registry, config=ServingConfig(grpc_listen=address)), "127.0.0.1:0"))
     thread = threading.Thread(target=server.run)
     thread.start()
     thread.join(PATIENCE)

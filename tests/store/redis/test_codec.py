@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from streamtrain.errors import ConfigError, PublicationError
 from streamtrain.store.redis.codec import Codec, checksums
 from streamtrain.store.redis.commands import KeyNames, field_commands, group_keys
-from streamtrain.store.redis.layout import Keys, Layout, TableSize, bucket_of, buckets_for
+from streamtrain.store.redis.layout import Layout, RedisKeys, TableSize, bucket_of, buckets_for
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ROWS = st.tuples(st.integers(0, 5), st.integers(1, 9)).flatmap(lambda shape: arrays(np.float32, shape, elements=FLOATS))
@@ -60,7 +60,7 @@ def test_what_cannot_be_kept() -> None:
         Codec("int8", 0)
     for model in ("", "a{b", "a}b", "a\n"):
         with pytest.raises(ConfigError, match="invalid model name"):
-            Keys(model)
+            RedisKeys(model)
 
 
 def mix(x: int) -> int:
@@ -112,7 +112,7 @@ def test_a_golden_checksum() -> None:
     st.text(st.characters(exclude_characters="{}", categories=["L", "N", "P"]), min_size=1), st.integers(0, 2**22 - 1)
 )
 def test_slots_are_those_of_a_cluster(model: str, bucket: int) -> None:
-    keys = Keys(model)
+    keys = RedisKeys(model)
     buckets = np.array([bucket], np.int64)
     for dictionary in (1, 22):
         name = keys.rows("ta{b}le", dictionary).of(buckets).tobytes()
