@@ -51,6 +51,7 @@ _MOST_AHEAD = 60.0  # seconds that one log may be read ahead of the other
 _TRANSACTION_SECONDS = 15.0  # after which a broker takes back the transaction of a joiner that was killed
 _MOST_TRANSACTION_SECONDS = 900.0  # that a broker allows by default
 _PATIENCE = 0.6  # of that time, for each step of a transaction
+_GROWING_SECONDS = 60.0  # in which topics are given more partitions, one after the other
 _LARGE = 4096  # bytes of a message that a topic may refuse for its size
 _END = KafkaError._PARTITION_EOF
 _FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
@@ -129,7 +130,7 @@ def create_topics(topics: Topics, create: int, *, dead_letters: bool, grow: bool
 
     Raises:
         TopicMissing: a topic to be read is missing, and `create` is 0.
-        ConfigError: they have different numbers of partitions.
+        PartitionsDiffer: they have different numbers of partitions.
     """
     read = (topics.impressions, topics.outcomes)
     if create:
@@ -146,11 +147,15 @@ def create_topics(topics: Topics, create: int, *, dead_letters: bool, grow: bool
             if grow:
                 stream.grow(count)
         if (other := stream.partition_count()) != count:
-            raise ConfigError(
+            raise PartitionsDiffer(
                 f"{stream.name} has {other} partitions, but topic {topics.impressions.topic} has {count}: topics of a "
                 "join must have the same number, and be written with the same partitioner by id"
             )
     return count
+
+
+class PartitionsDiffer(ConfigError):
+    """Topics of a join have different numbers of partitions."""
 
 
 @dataclass
@@ -215,6 +220,7 @@ class Joiner:
         self._errors: list[Exception] = []
         self._memory = Memory(settings.join.memory_bytes)
         self._partition_count = 0  # partitions of each topic
+        self._same_until = time.monotonic()  # when they were last seen to have the same number
         self._limits: dict[str, int] = {}  # bytes of the largest message, by topic that is written
         self._refused: dict[str, tuple[int, Message]] = {}  # the largest that was refused, with its bytes, by topic
         self._identities: dict[str, str] = {}  # of the topics that are read
@@ -261,9 +267,15 @@ class Joiner:
         """Creates what is missing, and looks how many partitions the topics have, and how large messages they take."""
         stream, samples = self._settings.stream, self.topics.samples
         has_joined = self._partition_count > 0 or bool(self.topics.impressions.committed(self._group))
-        self._partition_count = create_topics(
-            self.topics, stream.create, dead_letters=stream.dead_letters, grow=has_joined
-        )
+        try:
+            self._partition_count = create_topics(
+                self.topics, stream.create, dead_letters=stream.dead_letters, grow=has_joined
+            )
+        except PartitionsDiffer as exc:
+            if self._partition_count == 0 or time.monotonic() - self._same_until > _GROWING_SECONDS:
+                raise
+            raise SourceUnavailable(f"{exc}; waiting for topics that are being given more partitions") from exc
+        self._same_until = time.monotonic()
         self._check_identities()
         letters = [topic + SUFFIX for topic in self._logs] if stream.dead_letters else []
         for topic in (*self._written, *letters):
@@ -480,9 +492,11 @@ class Joiner:
     def _committed(self, consumer: Consumer, given: Sequence[TopicPartition]) -> dict[Place, Committed]:
         """What the group has committed of these partitions; else their beginnings."""
         logs = (self.topics.impressions, self.topics.outcomes)
-        without = [log.topic for log in logs if not log.committed(self._group)]
-        if len(without) == 1:  # brokers forget what was committed of a topic that is deleted
-            raise self._recreated(without[0])
+        without = [log for log in logs if not log.committed(self._group)]
+        # Brokers forget what was committed of a topic that is deleted. Asked again, as both are committed together, and
+        # another member may have done so for the first time between the two questions.
+        if len(without) == 1 and not without[0].committed(self._group):
+            raise self._recreated(without[0].topic)
         committed: dict[Place, Committed] = {}
         for one in consumer.committed(list(given), timeout=REQUEST_SECONDS):
             if one.error is not None:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,17 +84,70 @@ class Process:
     log: Path
 
 
-class Service:
-    """The broker, or the server of Redis Streams; its data outlive it."""
+class Brokers:
+    """Several brokers, each its own controller; every partition is on all of them. One is killed at a time."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        if kind == "kafka":
+    def __init__(self, count: int, folder: Path, chosen: random.Random) -> None:
+        plain, control = free_ports(count), free_ports(count)
+        voters = ",".join(f"{i}@127.0.0.1:{port}" for i, port in enumerate(control))
+        self.servers = ",".join(f"127.0.0.1:{port}" for port in plain)
+        self._brokers = [
+            Broker(
+                resolve(),
+                data=folder / f"broker{i}",
+                port=plain[i],
+                properties={
+                    "node.id": f"{i}",
+                    "controller.quorum.voters": voters,
+                    "listeners": f"PLAINTEXT://127.0.0.1:{plain[i]},CONTROLLER://127.0.0.1:{control[i]}",
+                    "default.replication.factor": f"{count}",
+                    "offsets.topic.replication.factor": f"{count}",
+                    "transaction.state.log.replication.factor": f"{count}",
+                    "min.insync.replicas": f"{count // 2 + 1}",
+                },
+            )
+            for i in range(count)
+        ]
+        self._chosen, self._killed = chosen, self._brokers[0]
+
+    def start_all(self) -> None:
+        """Starts all: none answers before most of them are there."""
+        with ThreadPoolExecutor(len(self._brokers)) as threads:
+            list(threads.map(Broker.start, self._brokers))
+
+    def kill(self) -> None:
+        """Kills one."""
+        self._killed = self._chosen.choice(self._brokers)
+        self._killed.kill()
+
+    def start(self) -> None:
+        """Starts it again."""
+        self._killed.start()
+
+    def close(self) -> None:
+        """Ends all."""
+        for one in self._brokers:
+            one.kill()
+            one.close()
+
+
+class Service:
+    """The broker, or several, or the server of Redis Streams; its data outlive it."""
+
+    def __init__(self, kind: str, brokers: int, folder: Path, chosen: random.Random) -> None:
+        self.kill: Callable[[], object]
+        self.start: Callable[[], object]
+        self.stop: Callable[[], object]
+        if kind == "kafka" and brokers > 1:
+            several = Brokers(brokers, folder, chosen)
+            several.start_all()
+            self.url = f"kafka://{several.servers}"
+            self.kill, self.start, self.stop = several.kill, several.start, several.close
+        elif kind == "kafka":
             self._broker = Broker(resolve(), data=folder / "broker")
             self._broker.start()
             self.url = f"kafka://{self._broker.servers}"
-            self.kill: Callable[[], object] = self._broker.kill
-            self.start: Callable[[], object] = self._broker.start
-            self.stop: Callable[[], object] = self._broker.close
+            self.kill, self.start, self.stop = self._broker.kill, self._broker.start, self._broker.close
         else:
             server = Valkey(folder / "valkey", appendonly=True)
             server.start()
@@ -109,7 +163,7 @@ class Chaos:
         self._folder = folder
         self.random = random.Random(args.seed)
         self._ps = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
-        self.service = Service(args.stream, folder)
+        self.service = Service(args.stream, args.brokers, folder, self.random)
         self.settings = settings_of(self.service.url, self._ps)
         self.stream = open_stream(self.settings.stream)
         self.stream.create(PARTITIONS)
@@ -121,7 +175,8 @@ class Chaos:
             self.join()
 
     def _shard(self, index: int) -> list[str]:
-        settings = {"checkpoint.url": str(self._folder / "checkpoints"), "checkpoint.every": "1s"}
+        settings = {"checkpoint.url": str(self._folder / "checkpoints")}
+        settings["checkpoint.every"] = self._args.checkpoint_every
         options = [f"--set={key}={value}" for key, value in settings.items()]
         return ["-m", "streamtrain", "ps", "--index", str(index), "--ps", self._ps, *options]
 
@@ -153,7 +208,10 @@ class Chaos:
         """Kills a process at random and starts it again."""
         at = self.random.randrange(len(self.processes))
         process = self.processes[at]
-        process.running.kill()
+        if self._args.terminate and process.log.stat().st_size:  # what has just been started knows no signals yet
+            process.running.terminate()
+        else:
+            process.running.kill()
         process.running.wait()
         self.kills[process.name.rstrip("0123456789")] += 1
         self.processes[at] = self._start(process.name, process.command)
@@ -263,7 +321,10 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--stream", choices=["kafka", "redis"], default="kafka")
+    parser.add_argument("--brokers", type=int, default=1, help="of Kafka; with several, one is killed at a time")
     parser.add_argument("--kills", type=int, default=24)
+    parser.add_argument("--terminate", action="store_true", help="processes get SIGTERM instead")
+    parser.add_argument("--checkpoint-every", default="1s")
     parser.add_argument("--restarts", type=int, default=2, help="of the broker")
     parser.add_argument("--outage", type=float, default=0.0, help="seconds for which the broker is away each time")
     parser.add_argument("--every", type=float, default=3.0, help="seconds between two faults, on average")

@@ -5,7 +5,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -191,6 +193,57 @@ def test_it_goes_on_with_more_partitions(topics: Topics, tmp_path: Path) -> None
     assert process.returncode == 2
     assert f"topic {topics.outcomes.topic} of Kafka".encode() in said
     assert b"has 5 partitions, but topic" in said
+
+
+@contextmanager
+def running(topics: Topics, folder: Path) -> Iterator[Joiner]:
+    """A joiner in a thread."""
+    joiner = Joiner(load_settings(topics.settings(folder, SHORT)))
+    stopped = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        ran = threads.submit(joiner.run, stopped)
+        try:
+            yield joiner
+        finally:
+            stopped.set()
+        ran.result(PATIENCE)
+
+
+def test_it_waits_while_topics_get_more_partitions_one_after_the_other(
+    topics: Topics, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics.write(topics.impressions, [impression("a")], lambda _: 0)
+    with running(topics, tmp_path):
+        until(lambda: labels(topics) == {"a": 0})
+        topics.grow(topics.outcomes, 4)
+        until(lambda: "waiting for topics that are being given more partitions" in caplog.text)
+        topics.grow(topics.impressions, 4)
+        topics.write(topics.impressions, [impression("b", at=BEGIN + 9)], lambda _: 3)
+        topics.write(topics.outcomes, [click("b", BEGIN + 10), click("nobody", BEGIN + 99)], lambda _: 3)
+        topics.write(topics.impressions, [impression("later", at=BEGIN + 99)], lambda _: 3)
+        until(lambda: labels(topics).get("b") == 1)
+
+
+def test_a_first_commit_by_another_member_is_no_topic_made_anew(
+    topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come between the two questions for what is committed of both topics."""
+    topics.write(topics.impressions, [impression("a")], lambda _: 0)
+    with running(topics, tmp_path):
+        until(lambda: labels(topics) == {"a": 0})
+    committed = KafkaStream.committed
+    # Of the impressions: when it looks at the topics, and for the first of the two questions.
+    none: Iterator[dict[int, int]] = iter([{}, {}])
+
+    def asked_in_between(self: KafkaStream, group: str) -> dict[int, int]:
+        found = committed(self, group)
+        return next(none, found) if self.topic == topics.impressions.topic else found
+
+    monkeypatch.setattr(KafkaStream, "committed", asked_in_between)
+    with running(topics, tmp_path):
+        topics.write(topics.impressions, [impression("b", at=BEGIN + 9)], lambda _: 0)
+        until(lambda: labels(topics) == {"a": 0, "b": 0})
+    assert not [*none]
 
 
 def test_of_two_of_an_instance_the_earlier_one_ends(topics: Topics, tmp_path: Path) -> None:

@@ -118,6 +118,11 @@ def arms_of(client: httpx.Client, model: InRedis) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in told["arms"]}
 
 
+def _is_stopped(arms: dict[str, dict[str, Any]], name: str, why: str) -> bool:
+    """Whether a process knows that an arm is stopped; one that has not followed yet knows no arms."""
+    return name in arms and arms[name]["weight"] == 0 and arms[name]["stopped"] == why
+
+
 EXPECTED = {"prod": 2002.0, "canary": 1001.0, "challenger": 3003.0}
 
 
@@ -254,7 +259,7 @@ def test_an_arm_that_fails_on_samples_of_the_stream_is_stopped(
     stops = [entry for entry in ads.versions.history() if entry.who == "watchdog" and entry.what == "traffic"]
     assert [(entry.traffic_was, entry.traffic) for entry in stops] == [(f"prod=95 {bad}=5", f"prod=100 {bad}=0")]
     assert "fails on samples of the stream: 2 of 2 predictions are not finite" in stops[0].why
-    until(lambda: (now := arms_of(server.client, ads)[bad])["weight"] == 0 and now["stopped"] == stops[0].why, PATIENCE)
+    until(lambda: _is_stopped(arms_of(server.client, ads), bad, stops[0].why), PATIENCE)
     assert server.client.get(f"/v1/models/{name_of(ads)}/traffic", headers=BEARER).json()["stopped"] == {
         bad: stops[0].why
     }

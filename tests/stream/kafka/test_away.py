@@ -15,7 +15,7 @@ from streamtrain.errors import InstanceFenced, WriteFailed
 from streamtrain.stream.kafka.stream import KafkaStream
 from tests.patience import PATIENCE, until
 from tests.stream.kinds import KAFKA_OPTIONS, Place, fill, message
-from tests.stream.members import Member, settle
+from tests.stream.members import Member, settle, take_turns
 
 LOGGER = "streamtrain.stream.kafka.stream"
 
@@ -94,6 +94,19 @@ def test_a_reader_and_a_writer_go_on_when_the_broker_comes_back(
     assert not stream.unreachable
     assert lines(caplog) == [away, back]
     assert capfd.readouterr().err == ""
+
+
+def test_who_did_not_poll_for_too_long_joins_again(own_kafka: Broker, place: Place) -> None:
+    """As a worker whose step takes longer than `max.poll.interval.ms`: others take its partitions meanwhile."""
+    fill(place.make(2), {0: 5, 1: 5})
+    slow = KafkaStream(place.server, place.topic, KAFKA_OPTIONS | {"max.poll.interval.ms": 6000})
+    with Member(slow) as first, Member(place.open()) as other:
+        settle(2, first, other)
+        other.take_until(lambda m: len(m.positions) == 2)  # nobody polls the first one
+        settle(2, first, other)
+        assert "lost" in [event for event, _ in first.events]
+        fill(slow, {0: 5, 1: 5})
+        take_turns(lambda: first.positions | other.positions == {0: 10, 1: 10}, first, other)
 
 
 def test_a_reader_goes_on_when_the_broker_hung(own_kafka: Broker, place: Place) -> None:
