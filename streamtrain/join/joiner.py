@@ -220,7 +220,7 @@ class Joiner:
         self._errors: list[Exception] = []
         self._memory = Memory(settings.join.memory_bytes)
         self._partition_count = 0  # partitions of each topic
-        self._same_until = time.monotonic()  # when they were last seen to have the same number
+        self._different_since: float | None = None  # when their numbers were first seen to differ
         self._limits: dict[str, int] = {}  # bytes of the largest message, by topic that is written
         self._refused: dict[str, tuple[int, Message]] = {}  # the largest that was refused, with its bytes, by topic
         self._identities: dict[str, str] = {}  # of the topics that are read
@@ -272,10 +272,11 @@ class Joiner:
                 self.topics, stream.create, dead_letters=stream.dead_letters, grow=has_joined
             )
         except PartitionsDiffer as exc:
-            if self._partition_count == 0 or time.monotonic() - self._same_until > _GROWING_SECONDS:
+            self._different_since = self._different_since or time.monotonic()
+            if self._partition_count == 0 or time.monotonic() - self._different_since > _GROWING_SECONDS:
                 raise
             raise SourceUnavailable(f"{exc}; waiting for topics that are being given more partitions") from exc
-        self._same_until = time.monotonic()
+        self._different_since = None
         self._check_identities()
         letters = [topic + SUFFIX for topic in self._logs] if stream.dead_letters else []
         for topic in (*self._written, *letters):

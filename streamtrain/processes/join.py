@@ -10,10 +10,10 @@ from streamtrain.join.joiner import Joiner, Position
 from streamtrain.metrics.join import Delays, JoinMetrics, JoinState
 from streamtrain.metrics.registry import process_registry, serve
 from streamtrain.periodic import PeriodicTask
+from streamtrain.publish.opening import open_redis
 from streamtrain.settings.groups import Settings
 from streamtrain.shutdown import step
 from streamtrain.store.redis.layout import RedisKeys
-from streamtrain.store.redis.server import RedisServer
 
 _REPORT_SECONDS = 1.0
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class JoinProcess:
         self._positions: dict[int, Position] = {}
         self.joiner = Joiner(settings, instance, self._observe)
         publish = settings.publish
-        self._redis = RedisServer(publish.url, cluster=publish.cluster) if publish.url else None
+        self._redis = open_redis(publish)
         self._key = RedisKeys(publish.model).join
         self._report = PeriodicTask("positions", self._write_positions, _REPORT_SECONDS, subject="writing positions")
         registry = process_registry()

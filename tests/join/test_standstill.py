@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
@@ -210,11 +211,14 @@ def running(topics: Topics, folder: Path) -> Iterator[Joiner]:
 
 
 def test_it_waits_while_topics_get_more_partitions_one_after_the_other(
-    topics: Topics, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    topics: Topics, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However long it has joined before, here as if for an hour."""
     topics.write(topics.impressions, [impression("a")], lambda _: 0)
     with running(topics, tmp_path):
         until(lambda: labels(topics) == {"a": 0})
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
+        monkeypatch.setattr(joiner_module, "time", later)
         topics.grow(topics.outcomes, 4)
         until(lambda: "waiting for topics that are being given more partitions" in caplog.text)
         topics.grow(topics.impressions, 4)
