@@ -89,7 +89,7 @@ class Service:
         self._folder = folder / self.name
         self._folder.mkdir(parents=True)
         (self._folder / "model.py").write_text(samples.file)
-        self._library = faketime() if clocks else None
+        self._library = self._faked_clock() if clocks else None
         # Not all: reading the clock then takes a lock, which costs a process with many threads a third more.
         self.clocked = [f"{self.name}-{one}" for one in (f"{PS}1", f"{WORKER}1", COORDINATOR, SERVE)]
         given = self._given(servers, checkpoints) | dict(settings)
@@ -148,7 +148,7 @@ class Service:
         prefix = self.network.within(name)
         if self._library is not None and name in self.clocked:
             self.set_clock(name, 0)
-            told = {"LD_PRELOAD": str(self._library), "FAKETIME_TIMESTAMP_FILE": str(self._clock_of(name))}
+            told = {"LD_PRELOAD": self._library, "FAKETIME_TIMESTAMP_FILE": str(self._clock_of(name))}
             told |= {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
             prefix = [*prefix, "env", *(f"{key}={of}" for key, of in told.items())]
         command = [*prefix, sys.executable, "-m", "streamtrain", kind]
@@ -171,6 +171,15 @@ class Service:
 
     def _clock_of(self, name: str) -> Path:
         return self._folder / f"{name}.clock"
+
+    def _faked_clock(self) -> str | None:
+        """What processes load before all other libraries, so that their clocks can be set."""
+        library, waits = faketime(), self._folder / "cnd_timedwait.so"
+        if library is None:
+            return None
+        source = Path(__file__).with_name("cnd_timedwait.c")
+        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(waits), str(source), "-lpthread"], check=True)
+        return f"{waits} {library}"
 
     def set_clock(self, name: str, seconds: float) -> None:
         """The clock of a process goes wrong by so many seconds."""
