@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
-    index: Annotated[int | None, typer.Option(help="Index of the shard, from 0; default: from TF_CONFIG.")] = None,
+    index: Annotated[
+        int | None, typer.Option(help="Index of the shard, from 0; default: from TF_CONFIG, else by the host's name.")
+    ] = None,
     addresses: Addresses = None,
     listen: Annotated[str | None, typer.Option(help="Address to bind, if it differs from the shard's address.")] = None,
     workers: Workers = None,
@@ -50,6 +52,8 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     """Run a parameter server: one shard of the embedding tables and dense parameters.
 
     The model comes from the first worker or the newest checkpoint. Shard 0 coordinates unless a coordinator is set.
+
+    Without --index, it is the shard of whose address, or of whose backup's, the host has the name of this host.
     """
     from streamtrain.cluster.client import resolve_cluster
     from streamtrain.processes.ps import PsProcess
@@ -61,9 +65,7 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     stopped = stop_on_signals(SHUTDOWN_SECONDS)
     cluster = resolve_cluster(settings, os.environ.get("TF_CONFIG"), stopped)
     if index is None:
-        if cluster.task is None or cluster.task.type != "ps":
-            raise ConfigError("--index is required unless TF_CONFIG makes this process a ps")
-        index = cluster.task.index
+        index, backup = cluster.own_place(socket.gethostname(), settings.ps.backups, backup=backup)
     set_up_process_log(settings, f"ps:{index}")
     warn_without_effect(settings, "checkpoint", "publish", "ps")
     process = PsProcess(index, cluster.ps, settings, workers or cluster.workers or 1, backup=backup)

@@ -238,6 +238,11 @@ class Joiner:
         self._is_open = False
         self._next_commit = 0.0
 
+    @property
+    def is_member(self) -> bool:
+        """Whether it is a member of its group now."""
+        return self._is_open and self._is_initialized
+
     def run(self, stopped: threading.Event) -> None:
         """Joins until `stopped` is set.
 

@@ -1,8 +1,9 @@
-"""The HTTP endpoint that Prometheus scrapes, and the metrics that every process has."""
+"""The HTTP endpoint that Prometheus scrapes and orchestrators probe, and the metrics that every process has."""
 
+import json
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -21,6 +22,10 @@ logger = logging.getLogger(__name__)
 
 Values = Mapping[Any, float] | float | None
 """Values of a metric: one, none yet, or one for each value of its label (a tuple if it has several labels)."""
+
+
+NotReady = Callable[[], str]
+"""Says why a process cannot do its work yet; "": it can."""
 
 
 def gauge(name: str, documentation: str, values: Values, *labels: str) -> Metric:
@@ -71,12 +76,13 @@ class MetricsEndpoint:
         self._thread.join()
 
 
-def serve(address: str, registry: CollectorRegistry) -> MetricsEndpoint:
-    """Serves metrics over HTTP, unencrypted and without authentication.
+def serve(address: str, registry: CollectorRegistry, not_ready: NotReady = lambda: "") -> MetricsEndpoint:
+    """Serves metrics over HTTP, unencrypted and without authentication; also /healthz/live and /healthz/ready.
 
     Args:
         address: "host:port" or "[ipv6]:port"; port 0 picks a free one.
         registry: whose metrics.
+        not_ready: why /healthz/ready answers 503.
 
     Raises:
         ConfigError: it cannot listen there.
@@ -89,7 +95,7 @@ def serve(address: str, registry: CollectorRegistry) -> MetricsEndpoint:
         raise ConfigError(
             f"cannot serve metrics at {target}: {why}; every process needs an address of its own"
         ) from exc
-    server.set_app(_check_host(Hosts(str(target)), make_wsgi_app(registry)))
+    server.set_app(_check_host(Hosts(str(target)), _add_health(make_wsgi_app(registry), not_ready)))
     endpoint = MetricsEndpoint(server, thread, target)
     logger.info("serving metrics at %s", endpoint.url)
     return endpoint
@@ -106,3 +112,18 @@ def _check_host(hosts: Hosts, app: WSGIApplication) -> WSGIApplication:
         return app(request, start)
 
     return checked
+
+
+def _add_health(metrics: WSGIApplication, not_ready: NotReady) -> WSGIApplication:
+    """Answers the two paths of probes, and leaves all others to `metrics`."""
+
+    def healthy(request: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = request.get("PATH_INFO")
+        if path not in {"/healthz/live", "/healthz/ready"}:
+            return metrics(request, start)
+        why = not_ready() if path == "/healthz/ready" else ""
+        body = {"status": "not ready", "error": why} if why else {"status": path.rpartition("/")[2]}
+        start("503 Service Unavailable" if why else "200 OK", [("content-type", "application/json")])
+        return [json.dumps(body).encode()]
+
+    return healthy

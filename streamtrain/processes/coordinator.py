@@ -81,12 +81,13 @@ class CoordinatorProcess:
         self.server = CoordinatorServer(self.coordinator, guards)
         self.address = settings.coordinator.listen or settings.coordinator.address
         self.port = listen(self.server.grpc, self.address, security)
+        self._is_serving = False
         self.metrics = self._serve_metrics(settings.coordinator.metrics) if settings.coordinator.metrics else None
 
     def _serve_metrics(self, address: str) -> MetricsEndpoint:
         registry = process_registry()
         registry.register(CoordinatorMetrics(lambda: read_state(self.coordinator, self.server.counters)))
-        return serve(address, registry)
+        return serve(address, registry, lambda: "" if self._is_serving else "the coordinator is starting")
 
     def _count(self, name: str) -> None:
         self.server.count(name)
@@ -102,6 +103,7 @@ class CoordinatorProcess:
         """Begins."""
         self.coordinator.start()
         self.server.start()
+        self._is_serving = True
         logger.info("coordinator of %d shards serves at %s", len(self.coordinator.shard_map.shards), self.address)
 
     def stop(self) -> None:

@@ -41,7 +41,11 @@ class JoinProcess:
         self._report = PeriodicTask("positions", self._write_positions, _REPORT_SECONDS, subject="writing positions")
         registry = process_registry()
         registry.register(JoinMetrics(lambda: read_state(self.joiner), self._delays))
-        self.metrics = serve(settings.join.metrics, registry) if settings.join.metrics else None
+        address = settings.join.metrics
+        self.metrics = serve(address, registry, self._not_ready) if address else None
+
+    def _not_ready(self) -> str:
+        return "" if self.joiner.is_member else "not yet a member of the group that joins: see the log"
 
     def _observe(self, delays: Sequence[float], positions: Mapping[int, Position]) -> None:
         self._delays.add(delays)

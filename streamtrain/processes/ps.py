@@ -140,6 +140,7 @@ class PsProcess:
                 redis=self._redis,
             )
         self._coordinates = False
+        self._is_serving = False
         self.server.register(COORDINATOR_SERVICE, CoordinatorServicer(self._get_coordinator))
         self._lease = LeaseWatch(self.node.check_lease) if publisher else None
         self.metrics = self._serve_metrics(settings.ps.metrics) if settings.ps.metrics else None
@@ -150,7 +151,22 @@ class PsProcess:
     def _serve_metrics(self, address: str) -> MetricsEndpoint:
         registry = process_registry()
         registry.register(ShardMetrics(self._read_state))
-        return serve(address, registry)
+        return serve(address, registry, self._not_ready)
+
+    def _not_ready(self) -> str:
+        """Why neither workers nor the shard's primary can use this process, for probes."""
+        node = self.node
+        if not self._is_serving:
+            return f"shard {node.index} is being restored"
+        if node.role.state is NodeState.EMPTY:
+            return ""  # the first worker gives it what it begins with
+        if node.backup and node.backup.in_step:
+            return ""
+        try:
+            node.shard.check()
+        except ShardError as exc:
+            return str(exc)
+        return ""
 
     def _read_state(self) -> ShardState:
         coordinator = self._coordinator if self._coordinates else None
@@ -217,6 +233,7 @@ class PsProcess:
             raise
         if not self.node.backup:
             self.server.start()
+        self._is_serving = True
         if is_primary:
             self._start_coordinator()
         if self._lease:

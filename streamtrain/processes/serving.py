@@ -25,6 +25,7 @@ from streamtrain.processes.server import serve
 from streamtrain.ps.rpc.security import Security
 from streamtrain.publish.versions import VersionControl
 from streamtrain.quality.comparison import ComparisonReader
+from streamtrain.serve.errors import HTTPError
 from streamtrain.serve.feedback.feedback import make_feedback
 from streamtrain.serve.follower import RegistryUpdater
 from streamtrain.serve.graph import Graph
@@ -32,7 +33,7 @@ from streamtrain.serve.http.app import make_app
 from streamtrain.serve.leases import VersionLeases
 from streamtrain.serve.predictor import WARM_SIZES
 from streamtrain.serve.registry import HEAD, Registry, Version
-from streamtrain.serve.service.service import ServingConfig
+from streamtrain.serve.service.service import Service, ServingConfig
 from streamtrain.service.programs import Program, replicate
 from streamtrain.service.supervisor import Supervisor
 from streamtrain.settings.groups import PublishSettings, ServeSettings, Settings
@@ -263,9 +264,19 @@ def _serve_process(
         if chosen.metrics:
             base = parse_address(chosen.metrics, "serve.metrics", any_port=True)
             address = replace(base, port=base.port + index if base.port else 0)
-            metrics = endpoint.serve(str(address), app.state.service.metrics.registry)
+            metrics = endpoint.serve(
+                str(address), app.state.service.metrics.registry, partial(_not_ready, app.state.service)
+            )
             stack.callback(metrics.close)
         serve(app, chosen.listen, place.sockets if place else None)
+
+
+def _not_ready(service: Service) -> str:
+    try:
+        service.check_ready()
+    except HTTPError as exc:
+        return str(exc)
+    return ""
 
 
 def _config(settings: Settings, place: Seat | None, failed: Mapping[str, str]) -> ServingConfig:

@@ -133,6 +133,7 @@ class WorkerProcess:
         self._slices = Slices(model, settings.compare.slices)
         self._reporter: QualityReporter | None = None
         self._loop: Loop | None = None
+        self._is_learning = False
         self.metrics.quality(self._quality)
         self._warmup = warmup or warm_up(model, step, settings)
 
@@ -163,7 +164,7 @@ class WorkerProcess:
             stack.enter_context(freeze_heap())
             stack.enter_context(_abandoning(stopped))
             if self._settings.worker.metrics:
-                stack.callback(serve(self._settings.worker.metrics, self.metrics.registry).close)
+                stack.callback(serve(self._settings.worker.metrics, self.metrics.registry, self._not_ready).close)
             if self._ps:
                 self._ps.start()
                 stack.callback(self._ps.stop)
@@ -178,6 +179,9 @@ class WorkerProcess:
                 lambda: resolve_start_offsets(self._stream, settings.start, settings.group), SourceUnavailable, stopped
             )
             self._learn(start, stopped)
+
+    def _not_ready(self) -> str:
+        return "" if self._is_learning else "not yet a member of the group that learns: see the log"
 
     def _enforce_drain(self, stopped: threading.Event, finished: threading.Event) -> None:
         """Exits if draining takes too long. Nothing is lost: other workers learn what this one did not finish."""
@@ -234,6 +238,7 @@ class WorkerProcess:
         try:
             with TopicWatch(self._stream, topic, stopped.set) as watch, copies, standstill:
                 try:
+                    self._is_learning = True
                     loop.run(stopped)
                 except OffsetGone:
                     watch.check_now()

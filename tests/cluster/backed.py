@@ -17,6 +17,7 @@ from streamtrain.stream.opening import open_stream
 from tests.cluster.counted import beginning, differences, is_bad, messages_of, stepping
 from tests.patience import PATIENCE, until
 from tests.ports import free_ports
+from tests.probes import is_ready
 from tests.processes.test_ps import Process
 
 PARTITIONS = 2
@@ -36,7 +37,9 @@ class Backed:
     """
 
     def __init__(self, url: str, topic: str, place: Path | None = None) -> None:
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
+        ports = free_ports(8)
+        addresses = [f"127.0.0.1:{port}" for port in ports[:4]]
+        self._metrics = ports[4:]
         self._options = ["--ps", ",".join(addresses[:2]), f"--set=ps.backups={','.join(addresses[2:])}"]
         self._options += ["--set=ps.backup_patience=2s"]
         if place is not None:
@@ -56,6 +59,7 @@ class Backed:
     def start(self, index: int, place: int) -> None:
         """Starts a process of a shard."""
         options = ["--index", str(index), *self._options, *(["--backup"] if place else [])]
+        options += ["--set", f"ps.metrics=127.0.0.1:{self._metrics[2 * place + index]}"]
         self.processes[index, place] = Process(*options)
 
     def start_all(self) -> None:
@@ -86,6 +90,14 @@ class Backed:
                 writer.write(message, partition=partition)
         assert writer.flush(PATIENCE) == 0
         writer.close()
+
+    def is_ready(self, index: int, place: int) -> bool:
+        """What a process tells probes."""
+        return is_ready(self._metrics[2 * place + index])
+
+    def wait_ready(self, index: int, place: int) -> None:
+        """Until it tells them that it is."""
+        until(lambda: self.is_ready(index, place), PATIENCE)
 
     def status(self, index: int, place: int) -> Any:
         """What a process says of itself; None: nothing."""

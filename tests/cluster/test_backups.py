@@ -50,6 +50,8 @@ def test_backups_take_over_from_primaries_that_are_killed(backed: Backed) -> Non
     for index in (0, 1):
         backed.start(index, 0)
     for index in (0, 1):
+        assert backed.is_ready(index, 1)
+        backed.wait_ready(index, 0)
         backed.wait_in_step(index, 1)
     backed.kill(0, 1)
     backed.learned(SAMPLES)

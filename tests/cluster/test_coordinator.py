@@ -21,6 +21,7 @@ from streamtrain.store.checkpoint.epochs import Epochs
 from tests.cluster.coordinated import LOG, Coordinated, names, states
 from tests.cluster.test_leading import figures, samples, windows
 from tests.patience import PATIENCE, until
+from tests.probes import is_ready
 from tests.ps.counting import key
 from tests.publish.published import read
 
@@ -147,6 +148,7 @@ def test_what_it_tells_prometheus(server: Valkey) -> None:
                 return str(answer.read().decode())
 
         until(lambda: 'streamtrain_coordinator_shards{state="ready"} 2.0' in scraped(), PATIENCE)
+        assert is_ready(cluster.coordinator.metrics.port)
         lines = scraped().splitlines()
         assert 'streamtrain_shard_publications_total{outcome="published"} 1.0' in lines
         assert 'streamtrain_shard_publications_total{outcome="failed"} 0.0' in lines

@@ -14,6 +14,8 @@ from streamtrain.settings.load import load_settings
 from tests.join.chaos import LABELS, Chaos, check
 from tests.join.topics import BEGIN, Topics, joiner
 from tests.patience import until
+from tests.ports import free_ports
+from tests.probes import is_ready
 
 
 @pytest.fixture
@@ -33,7 +35,9 @@ def test_killed_stopped_and_rebalanced_it_joins_everything_once(topics: Topics, 
 
 def test_idle_topics_settle_by_the_clock_and_bad_messages_are_letters(topics: Topics, tmp_path: Path) -> None:
     settings = topics.settings(
-        tmp_path, 'wait = "2s"\ngrace = "1s"\nidle = "500ms"\n[join.labels.click]\nkinds = ["click"]\n'
+        tmp_path,
+        f'wait = "2s"\ngrace = "1s"\nidle = "500ms"\nmetrics = "127.0.0.1:{(port := free_ports(1)[0])}"\n'
+        '[join.labels.click]\nkinds = ["click"]\n',
     )
     topics.write(topics.impressions, [{"id": name, "time": BEGIN, "of": name} for name in ("a", "b")])
     topics.write(topics.outcomes, [{"id": "a", "time": BEGIN + 1, "kind": "click"}])
@@ -48,6 +52,7 @@ def test_idle_topics_settle_by_the_clock_and_bad_messages_are_letters(topics: To
     topics.write_raw(topics.outcomes, None)
     with joiner(settings):
         until(lambda: len(topics.read(topics.samples.topic)) == 2, 90)
+        assert is_ready(port)
     found = {one.key: one.value for one in topics.read(topics.samples.topic)}
     assert found[b"a"] == b'{"id": "a", "time": %.1f, "of": "a","click":1}' % BEGIN
     assert found[b"b"] == b'{"id": "b", "time": %.1f, "of": "b","click":0}' % BEGIN

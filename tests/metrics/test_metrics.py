@@ -40,6 +40,7 @@ from streamtrain.ps.shard import InitialState, Run
 from streamtrain.quality.progressive import ProgressiveValidation
 from tests.metrics_page import Documented, on_the_page
 from tests.patience import PATIENCE, until
+from tests.probes import probe
 from tests.processes import test_ps as processes
 from tests.ps.counting import DENSE, SPEC, pushes
 
@@ -495,6 +496,19 @@ def test_at_loopback_no_name_of_another_site_leads_here(address: str, host: str,
     try:
         url = f"http://127.0.0.1:{endpoint.port}/metrics"
         assert httpx.get(url, headers={"host": host}, trust_env=False).status_code == status
+    finally:
+        endpoint.close()
+
+
+def test_probes_are_told_why_a_process_is_not_ready() -> None:
+    reasons = ["shard 1 is being restored", ""]
+    endpoint = serve("127.0.0.1:0", CollectorRegistry(), lambda: reasons[0])
+    try:
+        assert probe(endpoint.port) == (503, '{"status": "not ready", "error": "shard 1 is being restored"}')
+        assert probe(endpoint.port, "/healthz/live") == (200, '{"status": "live"}')
+        del reasons[0]
+        assert probe(endpoint.port) == (200, '{"status": "ready"}')
+        assert probe(endpoint.port, "/metrics")[0] == 200
     finally:
         endpoint.close()
 

@@ -17,14 +17,17 @@ import grpc
 import numpy as np
 import pytest
 
+from streamtrain.processes.ps import PsProcess
 from streamtrain.ps.clock import Cursor, Ends, PushOutcome, Span
 from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
+from streamtrain.settings.load import load_settings
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import assert_each_exact, restored, some_log, until
 from tests.patience import PATIENCE
 from tests.patience import until as wait_until
 from tests.ports import free_ports
+from tests.probes import probe
 from tests.ps.counting import assert_exact, plan_of
 from tests.ps.served import COUNTING
 
@@ -227,7 +230,10 @@ def test_service_set_by_the_environment(tmp_path: Path, start: Callable[..., Pro
             "shard 2 does not exist: ps.addresses has 2, counted from 0",
         ),
         (("--index", "0"), "ps.addresses"),
-        (("--ps", "127.0.0.1:1"), "--index is required"),
+        (
+            ("--ps", "127.0.0.1:1"),
+            "--index is required: there is no TF_CONFIG, and no address has",
+        ),
         (("--index", "0", "--ps", "127.0.0.1:1", "--set", "checkpoint.every=often"), "checkpoint.every"),
         (("--index", "0", "--ps", "127.0.0.1:1", "--set", "checkpoint.url=nowhere://x"), "cannot use nowhere://x"),
     ],
@@ -249,6 +255,25 @@ def test_port_that_is_taken(start: Callable[..., Process]) -> None:
         assert process.wait() == 2
     assert process.said[-1].startswith(f"streamtrain: cannot listen on {address}: ")
     assert not any("Traceback" in line for line in process.said)
+
+
+def test_it_is_ready_once_it_can_be_used(tmp_path: Path) -> None:
+    """A primary once it has what there is; a backup once it is in step (see also the tests of backups)."""
+    addresses, (port,) = free_addresses(2), free_ports(1)
+    overrides: dict[str, object] = {"ps.metrics": f"127.0.0.1:{port}", "ps.backups": addresses[1]}
+    settings = load_settings(overrides=overrides)
+    for is_backup, before, after in (
+        (False, "shard 0 is being restored", None),
+        (True, "shard 0 is being restored", "this is the backup of shard 0"),
+    ):
+        process = PsProcess(0, addresses[:1], settings, backup=is_backup)
+        try:
+            assert before in probe(port)[1]
+            process.start()
+            assert probe(port)[0] == (503 if after else 200)
+            assert after is None or after in probe(port)[1]
+        finally:
+            process.stop()
 
 
 def test_nothing_good_to_restore(tmp_path: Path, start: Callable[..., Process]) -> None:

@@ -20,6 +20,7 @@ from tests import commands
 from tests.children import children
 from tests.patience import PATIENCE, until
 from tests.ports import free_ports
+from tests.probes import is_ready
 from tests.serve.in_redis import PREDICT, InRedis
 
 MODEL = "from tests.serve.published import counted\nmodel = counted()\n"
@@ -136,6 +137,7 @@ def test_one_is_killed_and_comes_back(start: Callable[..., Server]) -> None:
             assert answer.status_code == 200, answer.text
             until(lambda: all_serve("1"), PATIENCE)
             assert ask(client, failed) == "1"
+        assert all(is_ready(metrics + index) for index in range(2))
         done.set()
         asking.join(PATIENCE)
         for one in scrapes:

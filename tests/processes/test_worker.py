@@ -28,6 +28,7 @@ from tests import commands
 from tests.cluster.counted import beginning, is_bad, messages_of, stepping
 from tests.patience import PATIENCE, until
 from tests.ports import free_ports
+from tests.probes import is_ready, probe
 from tests.ps.served import Served, served
 
 
@@ -211,10 +212,11 @@ def test_another_model_is_refused_by_the_shards(settings: Callable[..., Settings
 
 
 def test_metrics_are_served_and_lag_shows(settings: Callable[..., Settings]) -> None:
-    filled(settings(), 300)
     port = free_ports(1)[0]
     with counted() as where:
         running = Running(where, settings(worker__metrics=f"127.0.0.1:{port}"))
+        until(lambda: "not yet a member" in probe(port)[1])  # it waits for the topic
+        filled(settings(), 300)
         until(learned(where, 300))
         bad = 2 * int(is_bad(np.arange(300)).sum())
 
@@ -225,6 +227,7 @@ def test_metrics_are_served_and_lag_shows(settings: Callable[..., Settings]) -> 
         # The shards know that a batch is learned before its worker hears so and counts it.
         until(lambda: f"streamtrain_worker_samples_total {600 - bad}.0" in text())
         assert 'streamtrain_worker_stage_seconds_count{stage="decode"}' in text()
+        assert is_ready(port)
         running.stop()
 
 

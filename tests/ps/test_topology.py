@@ -43,12 +43,37 @@ def test_wrong_addresses(text: str, message: str) -> None:
 
 
 def test_a_task_must_be_in_the_cluster() -> None:
-    assert Cluster(PS, None, Task("worker", 7)).own_address is None
-    assert Cluster(PS, 2, Task("ps", 1)).own_address == "ps-1:2222"
-    assert Cluster(PS).own_address is None
+    assert Cluster(PS, None, Task("worker", 7)).workers is None
     for task in (Task("ps", 2), Task("worker", 2), Task("ps", -1), Task("worker", -1)):
         with pytest.raises(ConfigError, match=f"task {task.type} {task.index} is out of range: there are 2"):
             Cluster(PS, 2, task)
+
+
+PLACES = Cluster(("st-shard-0-0.st-shards:2222", "st-shard-1-0.st-shards:2222"))
+BACKUPS = ("st-shard-0-1.st-shards:2222", "st-shard-1-1.st-shards:2222")
+
+
+@pytest.mark.parametrize(
+    ("host", "place"),
+    [("st-shard-0-0", (0, False)), ("st-shard-1-0", (1, False)), ("ST-Shard-1-1.ns.svc.cluster.local", (1, True))],
+)
+def test_a_shard_finds_itself_by_the_name_of_its_host(host: str, place: tuple[int, bool]) -> None:
+    assert PLACES.own_place(host, BACKUPS) == place
+
+
+@pytest.mark.parametrize(
+    ("cluster", "backup", "message"),
+    [
+        (PLACES, True, "no address has the name of this host, st-shard-1-0, in ps.backups"),
+        (Cluster(("a:1", "b:1")), False, "no address has the name of this host, st-shard-1-0, in ps.addresses"),
+        (Cluster(("st-shard-1-0:1", "st-shard-1-0:2")), False, "2 addresses have the name of this host"),
+        (Cluster(PS, 2, Task("worker", 1)), False, "TF_CONFIG makes this process a worker, not a ps"),
+    ],
+)
+def test_who_cannot_find_itself_needs_an_index(cluster: Cluster, backup: bool, message: str) -> None:
+    with pytest.raises(ConfigError, match="--index is required") as caught:
+        cluster.own_place("st-shard-1-0", BACKUPS, backup=backup)
+    assert message in str(caught.value)
 
 
 CHIEF = {"chief": ["c:2222"]}
@@ -181,7 +206,7 @@ def test_a_well_formed_job_gives_its_cluster(addresses: set[str], data: st.DataO
     index = data.draw(st.integers(0, cut - 1))
     made = Cluster.of_tf_config(tf_config("ps", index, ps=names[:cut], worker=names[cut:]))
     assert made == Cluster(tuple(names[:cut]), len(names) - cut or None, Task("ps", index))
-    assert made.own_address == names[index]
+    assert made.own_place("elsewhere") == (index, False)
 
 
 def check(cluster: Cluster) -> None:

@@ -61,10 +61,35 @@ class Cluster:
                 among = "" if count is None else f": there are {count}, counted from 0"
                 raise ConfigError(f"task {self.task.type} {self.task.index} is out of range{among}")
 
-    @property
-    def own_address(self) -> str | None:
-        """The address of the shard that this process is; None: it is not a shard."""
-        return self.ps[self.task.index] if self.task is not None and self.task.type == "ps" else None
+    def own_place(self, host: str, backups: Sequence[str] = (), *, backup: bool = False) -> tuple[int, bool]:
+        """Which shard this process is, and whether it is its backup: as TF_CONFIG says, else by the name of its host.
+
+        Args:
+            host: name of this host, of which the part before the first dot is compared.
+            backups: addresses of the backups of all shards.
+            backup: whether it is a backup for sure.
+
+        Raises:
+            ConfigError: neither says it; or it is another task; or several shards have addresses of this host.
+        """
+        if self.task is not None:
+            if self.task.type != "ps":
+                raise ConfigError(f"--index is required: TF_CONFIG makes this process a {self.task.type}, not a ps")
+            return self.task.index, backup
+        name = host.lower().partition(".")[0]
+        places = [
+            (index, is_backup)
+            for is_backup, addresses in ((False, () if backup else self.ps), (True, backups))
+            for index, address in enumerate(addresses)
+            if parse_address(address, "the address of a shard").host.partition(".")[0] == name
+        ]
+        if len(places) != 1:
+            found = f"{len(places)} addresses have" if places else "no address has"
+            raise ConfigError(
+                f"--index is required: there is no TF_CONFIG, and {found} the name of this host, {host}, in "
+                f"{'ps.backups' if backup else 'ps.addresses or ps.backups'}"
+            )
+        return places[0]
 
     @classmethod
     def of_addresses(cls, text: str) -> Self:
