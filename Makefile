@@ -180,15 +180,28 @@ smoke: ## install the wheel in dist/ without a compiler, then learn, serve and p
 check-arm: $(VENV)/ready ## compile the native core for Linux on aarch64
 	@.ci/aarch64 $(BIN)
 
+image: ## both images, streamtrain and streamtrain-slim, with docker or buildah; BASE= is another base
+	@.ci/image
+
+kubernetes: $(VENV)/ready servers ## the chart on a Kubernetes of three nodes on this machine, under load, while every part is replaced, killed or lost (20 minutes the first time); needs root, Go, containerd, runc and etcd
+	@mkdir -p build && .ci/image build
+	$(BIN)/python -m tests.kubernetes --image localhost/streamtrain:$$(cat build/version) --slim localhost/streamtrain-slim:$$(cat build/version) build/streamtrain.tar build/streamtrain-slim.tar
+
 sbom: $(VENV)/ready ## what an installation consists of, as CycloneDX, in dist/sbom.json
 	@.ci/sbom $(BIN)
 
 LOCK = $(BIN)/uv pip compile --universal --python-version 3.11 --upgrade --generate-hashes --no-annotate \
 	  --custom-compile-command "make lock" --quiet
 
-lock: $(VENV)/ready ## renew the locks, with hashes: requirements.lock of the image, .ci/dev.lock of make test, .ci/wheels.lock of wheels
-	$(LOCK) pyproject.toml --extra demo --extra formats --output-file requirements.lock
+# TensorFlow without CUDA where there is one, and none at all; its own requirements go with it.
+FULL = <(echo 'tensorflow ; platform_machine != "x86_64"')
+SLIM = <(echo 'tensorflow ; sys_platform == "never"'; echo 'keras ; sys_platform == "never"')
+
+lock: $(VENV)/ready ## renew the locks, with hashes: requirements.lock, services/*.lock of the images, .ci/dev.lock of make test, .ci/wheels.lock of wheels
+	$(LOCK) pyproject.toml --extra demo --extra formats --extra buckets --output-file requirements.lock
 	$(LOCK) pyproject.toml --extra demo --extra dev --constraint requirements.lock --output-file .ci/dev.lock
+	$(LOCK) pyproject.toml <(echo 'tensorflow-cpu ; platform_machine == "x86_64"') --extra demo --extra formats --extra buckets --constraint requirements.lock --override $(FULL) --output-file services/full.lock
+	$(LOCK) pyproject.toml --extra formats --extra buckets --constraint services/full.lock --override $(SLIM) --output-file services/slim.lock
 	$(LOCK) --group wheels --output-file .ci/wheels.lock
 
 audit: $(VENV)/ready ## look for known vulnerabilities of what requirements.lock names

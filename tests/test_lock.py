@@ -9,12 +9,18 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-IMAGE, DEV, WHEELS = ROOT / "requirements.lock", ROOT / ".ci" / "dev.lock", ROOT / ".ci" / "wheels.lock"
+ALL, DEV, WHEELS = ROOT / "requirements.lock", ROOT / ".ci" / "dev.lock", ROOT / ".ci" / "wheels.lock"
+FULL, SLIM = ROOT / "services" / "full.lock", ROOT / "services" / "slim.lock"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-EXTRAS = {IMAGE: ("demo", "formats"), DEV: ("demo", "docs", "formats", "dev")}
+EXTRAS = {
+    ALL: ("demo", "formats", "buckets"),
+    DEV: ("demo", "docs", "formats", "buckets", "dev"),
+    FULL: ("demo", "formats", "buckets"),
+    SLIM: ("formats", "buckets"),
+}
 
 
-each_lock = pytest.mark.parametrize("lock", [IMAGE, DEV, WHEELS], ids=lambda lock: lock.name)
+each_lock = pytest.mark.parametrize("lock", [ALL, DEV, FULL, SLIM, WHEELS], ids=lambda lock: lock.name)
 
 
 def locked(lock: Path) -> dict[str, list[Requirement]]:
@@ -57,15 +63,30 @@ def test_everything_is_of_one_version_and_has_hashes(lock: Path) -> None:
         assert re.findall(r"--hash=sha256:[0-9a-f]{64}", entry), entry[:80]
 
 
-def test_the_image_has_what_is_locked() -> None:
+def test_images_have_what_is_locked() -> None:
     text = (ROOT / "services" / "Dockerfile").read_text()
-    assert "--require-hashes --requirement requirements.lock" in text
-    assert all(f"--extra {extra}" in (ROOT / "Makefile").read_text() for extra in EXTRAS[IMAGE])
+    assert all(f"--require-hashes --requirement services/{lock.name}" in text for lock in (FULL, SLIM))
+    assert all(f"--extra {extra}" in (ROOT / "Makefile").read_text() for extra in EXTRAS[ALL])
 
 
-def test_tests_have_the_versions_of_the_image() -> None:
-    image, tests = versions(IMAGE), versions(DEV)
-    assert not {name: of for name, of in image.items() if not tests[name] <= of}
+def test_tests_and_images_have_the_same_versions() -> None:
+    everything, tests = versions(ALL), versions(DEV)
+    assert not {name: of for name, of in everything.items() if not tests[name] <= of}
+    for lock in (FULL, SLIM):
+        found = versions(lock)
+        assert found.pop("tensorflow-cpu", everything["tensorflow"]) == everything["tensorflow"]
+        assert not {name: of for name, of in found.items() if of != everything[name]}
+
+
+def test_images_have_no_tensorflow_that_they_do_not_need() -> None:
+    def on(machine: str, lock: Path) -> set[str]:
+        where = {"platform_machine": machine, "sys_platform": "linux"}
+        there = locked(lock).items()
+        return {name for name, of in there if any(not one.marker or one.marker.evaluate(where) for one in of)}
+
+    for machine, name in (("x86_64", "tensorflow-cpu"), ("aarch64", "tensorflow")):
+        assert {"tensorflow", "tensorflow-cpu"} & on(machine, FULL) == {name}
+        assert not {"tensorflow", "tensorflow-cpu", "keras", "pandas"} & on(machine, SLIM)
 
 
 def versions(lock: Path) -> dict[str, set[str]]:
