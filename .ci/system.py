@@ -1,6 +1,7 @@
 """Checks what building needs of the system beside python3, make and g++, and installs it on Debian as root.
 
-With the argument "servers" also what tests need to run real ones, with "fuzzers" what `make fuzz` is built with.
+With the argument "servers" also what tests need to run real ones, with "fuzzers" what `make fuzz` is built with. Helm,
+which Debian does not have, is built where there is Go.
 """
 
 import importlib.util
@@ -25,6 +26,9 @@ SERVERS = {
     "promtool": "prometheus",
 }
 
+HELM = "helm.sh/helm/v3/cmd/helm@v3.18.6"
+TOOLS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamtrain" / "kubernetes" / "bin"
+
 # And what builds fuzzers: a compiler that has libFuzzer, with its runtime.
 FUZZERS = {"clang++": "clang libclang-rt-dev"}
 
@@ -42,9 +46,24 @@ def missing(asked: list[str]) -> list[str]:
     return packages
 
 
+def install_helm() -> None:
+    """Once for all checkouts of a user, as it takes more than a minute."""
+    if shutil.which("helm") or (TOOLS / "helm").exists():
+        return
+    go = shutil.which("go")
+    if go is None:
+        print("helm is not installed, nor is Go to build it: tests of the chart are skipped", file=sys.stderr)
+        return
+    TOOLS.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"GOBIN": str(TOOLS), "CGO_ENABLED": "0"}
+    subprocess.run([go, "install", "-ldflags=-s -w", HELM], env=environment, check=True)
+
+
 def main() -> None:
     if sys.version_info < MINIMUM:
         sys.exit(f"Python {'.'.join(map(str, MINIMUM))} or newer is needed, this is {sys.version.split()[0]}")
+    if "servers" in sys.argv[1:]:
+        install_helm()
     packages = missing(sys.argv[1:])
     if not packages:
         return

@@ -21,6 +21,7 @@ class Seen:
 
     Attributes:
         outcomes: how many requests were answered (200), refused (by status) or broken (by error).
+        refusals: what the first refusal of each status said.
         wrong: answers that cannot be, the first hundred.
         ms: milliseconds of the answers that were not waited for, with when they came.
         freshness: seconds from the latest sample that an answer has learned from to the answer, with when it came.
@@ -33,6 +34,7 @@ class Seen:
         self._last = time.monotonic()
         self.longest = 0.0
         self.outcomes: Counter[str] = Counter()
+        self.refusals: dict[str, str] = {}
         self.wrong: list[str] = []
         self.ms: list[tuple[float, float]] = []
         self.freshness: list[tuple[float, float]] = []
@@ -50,10 +52,12 @@ class Seen:
             self.freshness.clear()
             self.ms.clear()
 
-    def broken(self, why: str) -> None:
-        """A request got no prediction."""
+    def broken(self, why: str, said: bytes = b"") -> None:
+        """A request got no prediction, and perhaps an answer."""
         with self._lock:
             self.outcomes[why] += 1
+            if said:
+                self.refusals.setdefault(why, said.decode(errors="replace")[:500])
 
     def answered(self, values: list[float], headers: Any, ms: float | None, low: Which, high: Which) -> None:
         """A request got one; see `Samples.told`."""
@@ -109,7 +113,7 @@ class Asker:
         finally:
             connection.close()
         if answer.status != 200:
-            self._seen.broken(str(answer.status))
+            self._seen.broken(str(answer.status), said)
             return False
         ms = None if ends else 1000 * (time.perf_counter() - began)
         least, most = ends or [0] * len(self._load.written), [*self._load.written]
