@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from streamtrain.errors import ConfigError
 
 _random = random.SystemRandom()  # independent of random.seed()
-_UNIX = "unix:"
+_UNIX, _NAMED = "unix:", "registry:"
 _SHORTEST_SECRET = 4
 _NAME = re.compile(r"(?!\d+\Z)[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 _LONGEST_PATH = 107  # bytes of sockaddr_un, without the terminating zero
@@ -49,17 +49,19 @@ def secrets_of(url: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Address:
-    """A TCP port or a Unix socket.
+    """A TCP port, a Unix socket, or the name of a process that has registered where it is.
 
     Attributes:
-        host: name, IPv4 address or IPv6 address without brackets, in lower case; "" for a socket.
-        port: 0 to 65535; 0 for a socket, and for a free port chosen by the system.
-        path: path of the socket; "" for TCP.
+        host: name, IPv4 address or IPv6 address without brackets, in lower case; "" for a socket or a name.
+        port: 0 to 65535; 0 for a socket or a name, and for a free port chosen by the system.
+        path: path of the socket; "" otherwise.
+        name: by which the process is registered; "" otherwise.
     """
 
     host: str = ""
     port: int = 0
     path: str = ""
+    name: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -72,18 +74,19 @@ class Address:
             return False
 
     def __str__(self) -> str:
-        if self.path:
-            return f"{_UNIX}{self.path}"
+        if self.path or self.name:
+            return f"{_UNIX}{self.path}" if self.path else f"{_NAMED}{self.name}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str, name: str, *, any_port: bool = False) -> Address:
+def parse_address(text: str, name: str, *, any_port: bool = False, names: bool = False) -> Address:
     """Parses "host:port", "[ipv6]:port" or "unix:path".
 
     Args:
         text: the address.
         name: name of the setting, for errors.
         any_port: whether port 0, a free port chosen by the system, is allowed.
+        names: whether "registry:NAME" is allowed.
 
     Raises:
         ConfigError: text is not an address.
@@ -92,10 +95,13 @@ def parse_address(text: str, name: str, *, any_port: bool = False) -> Address:
     True
     """
     address = _parse(text) if isinstance(text, str) else None
+    if address is not None and address.name and names:
+        return address
     if address is None or (address.port == 0 and not address.path and not any_port):
         lowest = 0 if any_port else 1
         raise ConfigError(
-            f'{name} must be "host:port", "[ipv6]:port" (port {lowest} to 65535) or "unix:path", not {text!r}'
+            f'{name} must be "host:port", "[ipv6]:port" (port {lowest} to 65535) or "unix:path"'
+            f"{_OR_NAME if names else ''}, not {text!r}"
         )
     return address
 
@@ -134,7 +140,13 @@ def binding(address: object, name: str) -> Iterator[None]:
         raise ConfigError(f"cannot bind {address} ({name}): in use, or not an address of this machine") from exc
 
 
+_OR_NAME = ', or "registry:name"'
+
+
 def _parse(text: str) -> Address | None:
+    if text.startswith(_NAMED):
+        name = text.removeprefix(_NAMED)
+        return Address(name=name) if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) else None
     if text.startswith(_UNIX):
         path = text.removeprefix(_UNIX)
         path = path.removeprefix("//") if path.startswith("///") else path

@@ -176,7 +176,20 @@ def read_settings(config: Path | None, setting: list[str] | None, overrides: dic
     from streamtrain.settings.load import load_settings
 
     given = {key: value for key, value in overrides.items() if value is not None}
-    return load_settings(config, os.environ, parse_assignments(setting) | given)
+    settings = load_settings(config, os.environ, parse_assignments(setting) | given)
+    _use_registry(settings)
+    return settings
+
+
+def _use_registry(settings: "Settings") -> None:
+    """Where processes are known by name, this one looks them up from now on."""
+    addresses = [*settings.ps.addresses, *settings.ps.backups, settings.coordinator.address or ""]
+    if settings.publish.url is None or not any(one.startswith("registry:") for one in addresses):
+        return
+    from streamtrain.ps.rpc.registry import use_registry
+    from streamtrain.store.redis.registry import RedisRegistry
+
+    use_registry(RedisRegistry(settings.publish.url, settings.publish.model, cluster=settings.publish.cluster))
 
 
 def read_client_settings(config: Path | None, setting: list[str] | None, overrides: dict[str, object]) -> "Settings":
@@ -203,7 +216,9 @@ def read_client_settings(config: Path | None, setting: list[str] | None, overrid
         typer.echo(f"ignoring the service that runs in {service}: {other} is set to another one", err=True)
         return settings
     given = {key: value for key, value in overrides.items() if value is not None}
-    return load_settings(config, os.environ, parse_assignments(setting) | given, base=service.path)
+    settings = load_settings(config, os.environ, parse_assignments(setting) | given, base=service.path)
+    _use_registry(settings)
+    return settings
 
 
 def parse_assignments(setting: list[str] | None) -> dict[str, object]:

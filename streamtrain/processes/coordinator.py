@@ -19,6 +19,7 @@ from streamtrain.processes.ps import read_lead
 from streamtrain.ps.nodes.topology import connect_shards
 from streamtrain.ps.replication.failover import open_control
 from streamtrain.ps.rpc.control import RemoteControl
+from streamtrain.ps.rpc.registry import register
 from streamtrain.ps.rpc.security import Security, authenticate, listen, metadata
 from streamtrain.publish.opening import open_redis
 from streamtrain.settings.groups import Settings
@@ -79,7 +80,8 @@ class CoordinatorProcess:
         )
         guards = (authenticate(security.token, lambda: self._count("refused_token")),) if security.token else ()
         self.server = CoordinatorServer(self.coordinator, guards)
-        self.address = settings.coordinator.listen or settings.coordinator.address
+        self._own = settings.coordinator.address
+        self.address = settings.coordinator.listen or self._own
         self.port = listen(self.server.grpc, self.address, security)
         self._is_serving = False
         self.metrics = self._serve_metrics(settings.coordinator.metrics) if settings.coordinator.metrics else None
@@ -103,6 +105,7 @@ class CoordinatorProcess:
         """Begins."""
         self.coordinator.start()
         self.server.start()
+        register(self._own, self.address, self.port)
         self._is_serving = True
         logger.info("coordinator of %d shards serves at %s", len(self.coordinator.shard_map.shards), self.address)
 

@@ -26,6 +26,7 @@ from streamtrain.ps.replication.primary import Peer
 from streamtrain.ps.replication.roles import NodeState, Pairing
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
+from streamtrain.ps.rpc.registry import register
 from streamtrain.ps.rpc.security import Security, authenticate, connect, listen, metadata
 from streamtrain.ps.shard import Shard
 from streamtrain.publish.lease import LeaseWatch
@@ -125,15 +126,15 @@ class PsProcess:
         self._is_first = not backup
         self.ended = threading.Event()
         self._why_retired = ""
-        self.address = settings.ps.listen or (settings.ps.backups if backup else addresses)[index]
+        self._own = (settings.ps.backups if backup else addresses)[index]
+        self.address = settings.ps.listen or self._own
         self.port = listen(self.server.grpc, self.address, security)
         self._coordinator_address = settings.coordinator.address
         self._coordinator: Coordinator | None = None
         if index == 0 and settings.coordinator.address is None:
-            own = (settings.ps.backups if backup else addresses)[index]
             self._coordinator = Coordinator(
-                self._controls(addresses, settings, security, own),
-                self._controls(addresses, settings, security, own, POLL_SECONDS),
+                self._controls(addresses, settings, security),
+                self._controls(addresses, settings, security, POLL_SECONDS),
                 ShardMap(1, tuple(addresses)),  # as every process knows the shards from ps.addresses
                 settings,
                 self.node.count,
@@ -183,12 +184,14 @@ class PsProcess:
         self.ended.set()
 
     def _controls(
-        self, addresses: Sequence[str], settings: Settings, security: Security, own: str, timeout: float = 10.0
+        self, addresses: Sequence[str], settings: Settings, security: Security, timeout: float = 10.0
     ) -> list[Control]:
         """Controls of all shards; that of this process needs no socket."""
         places = connect_shards(addresses, settings.ps, security, lambda channel: None)
         return [
-            LocalControl(self.node, own) if i == self.node.index else open_control(place, metadata(security), timeout)
+            LocalControl(self.node, self._own)
+            if i == self.node.index
+            else open_control(place, metadata(security), timeout)
             for i, place in enumerate(places)
         ]
 
@@ -225,14 +228,14 @@ class PsProcess:
     def start(self) -> None:
         """Restores what there is, and begins to serve. Metrics are served before, as restoring may take long."""
         if self.node.backup:
-            self.server.start()  # first, as the other place may ask at the same time
+            self._serve()  # first, as the other place may ask at the same time
         try:
             is_primary = self.node.start(is_first=self._is_first)
         except BaseException:
             self.stop()
             raise
         if not self.node.backup:
-            self.server.start()
+            self._serve()
         self._is_serving = True
         if is_primary:
             self._start_coordinator()
@@ -244,6 +247,10 @@ class PsProcess:
         if self._coordinator and not self._coordinates:
             self._coordinates = True
             self._coordinator.start()
+
+    def _serve(self) -> None:
+        self.server.start()
+        register(self._own, self.address, self.port)
 
     def stop(self) -> None:
         """Ends."""

@@ -15,6 +15,7 @@ from streamtrain.settings.types import (
     Options,
     PathText,
     Ratio,
+    Reached,
     Seconds,
     Secret,
     SettingsGroup,
@@ -208,10 +209,11 @@ class PsSettings(SettingsGroup):
     """The shards, and how workers talk to them.
 
     Attributes:
-        addresses: all shards by index: "host:port", "[ipv6]:port" or "unix:path"; as text, separated by commas.
+        addresses: all shards by index: "host:port", "[ipv6]:port", "unix:path", or "registry:name", which is where the
+            process of that name has registered itself in the Redis of `publish.url`; as text, separated by commas.
         backups: the backups of all shards, likewise; empty: shards have no backups.
         backup_patience: seconds a shard waits for its backup before it asks whether that has taken over.
-        listen: address to bind; None: the process's own in `addresses` or `backups`.
+        listen: address to bind, port 0: any; None: the process's own in `addresses` or `backups`.
         max_message_bytes: size of a request or response in bytes; gRPC allows less than 2 GiB.
         max_keys: keys of a request, summed over tables.
         wire_dtype: type of rows and gradients on the wire.
@@ -414,12 +416,12 @@ class CoordinatorSettings(SettingsGroup):
     """The coordinator, which takes checkpoints, publishes and knows the status of the cluster.
 
     Attributes:
-        address: where it is reached; None: shard 0 coordinates.
+        address: where it is reached, as the shards; None: shard 0 coordinates.
         listen: address to bind; None: `address`.
         metrics: Prometheus address; None: metrics are not served.
     """
 
-    address: Listen | None = None
+    address: Reached | None = None
     listen: Listen | None = None
     metrics: Listen | None = None
 

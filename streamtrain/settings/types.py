@@ -50,7 +50,9 @@ def _split(value: Any, expected: str) -> list[Any]:
 
 def _addresses(value: Any, info: ValidationInfo) -> tuple[str, ...]:
     expected = 'addresses such as ["10.0.0.1:2222"]'
-    addresses = tuple(str(parse_address(text, str(info.field_name))) for text in _split(value or None, expected))
+    addresses = tuple(
+        str(parse_address(text, str(info.field_name), names=True)) for text in _split(value or None, expected)
+    )
     if len(set(addresses)) < len(addresses):
         raise ValueError("must name every address once")
     return addresses
@@ -100,6 +102,10 @@ def _listen(value: Any, info: ValidationInfo) -> str:
     return str(parse_address(value, str(info.field_name), any_port=True))
 
 
+def _reached(value: Any, info: ValidationInfo) -> str:
+    return str(parse_address(value, str(info.field_name), any_port=True, names=True))
+
+
 def _seconds(value: Any, info: ValidationInfo) -> float:
     return parse_duration(_parse_text(value, info), str(info.field_name))
 
@@ -122,6 +128,7 @@ Slices = Annotated[tuple[str, ...], BeforeValidator(_slices)]
 Weights = Annotated[dict[str, float], *_TYPED]
 ModelFiles = Annotated[dict[str, str], BeforeValidator(_model_files)]
 Listen = Annotated[str, BeforeValidator(_listen)]
+Reached = Annotated[str, BeforeValidator(_reached)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Count = Annotated[int, *_TYPED]
 Flag = Annotated[bool, *_TYPED]

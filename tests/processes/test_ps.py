@@ -111,8 +111,10 @@ def start() -> Iterator[Callable[..., Process]]:
 class Worker:
     """Learns the log by a client, and goes back when it must, as a real one does."""
 
-    def __init__(self, addresses: list[str], name: str = "w") -> None:
-        self.channels = [(grpc.insecure_channel(address, options=CHANNEL_OPTIONS), address) for address in addresses]
+    def __init__(self, addresses: list[str], name: str = "w", channels: Any = None) -> None:
+        self.channels: Any = channels or [
+            (grpc.insecure_channel(address, options=CHANNEL_OPTIONS), address) for address in addresses
+        ]
         self.shards = Shards(self.channels, COUNTING)
         run = patiently(self.shards.agree, Retry(give_up=PATIENCE), threading.Event())
         self._client = self.shards.client(name, run)

@@ -81,7 +81,7 @@ class Cluster:
             (index, is_backup)
             for is_backup, addresses in ((False, () if backup else self.ps), (True, backups))
             for index, address in enumerate(addresses)
-            if parse_address(address, "the address of a shard").host.partition(".")[0] == name
+            if parse_address(address, "the address of a shard", names=True).host.partition(".")[0] == name
         ]
         if len(places) != 1:
             found = f"{len(places)} addresses have" if places else "no address has"
@@ -189,7 +189,7 @@ def _addresses(values: object, name: str, seen: set[str]) -> tuple[str, ...]:
     """Addresses in their one form; `seen` has those of other jobs, and gets these."""
     if not isinstance(values, list | tuple):
         raise ConfigError(f"{name} must be a list of addresses, not {values!r}")
-    addresses = tuple(str(parse_address(value, f"{name}[{i}]")) for i, value in enumerate(values))
+    addresses = tuple(str(parse_address(value, f"{name}[{i}]", names=True)) for i, value in enumerate(values))
     for i, address in enumerate(addresses):
         if address in seen:
             raise ConfigError(f"{name}[{i}] is {address!r}, which another process has already")

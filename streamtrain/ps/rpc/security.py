@@ -13,6 +13,7 @@ import grpc
 from streamtrain.address import parse_address
 from streamtrain.errors import ConfigError
 from streamtrain.logs import LogThrottle
+from streamtrain.ps.rpc.registry import NamedChannel
 from streamtrain.settings.groups import SecuritySettings
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,12 @@ def listen(server: grpc.Server, address: str, security: Security) -> int:
         ConfigError: the address is invalid, in use, or not allowed in plaintext; a file is missing, unreadable or
             invalid, or key and certificate do not match.
     """
-    where = parse_address(address, "listen", any_port=True)
+    where = parse_address(address, "listen", any_port=True, names=True)
+    if where.name:
+        raise ConfigError(
+            f"a process that is known as {where} needs an address to bind: set ps.listen or coordinator.listen, to "
+            '"0.0.0.0:0" for any port'
+        )
     if security.ca is not None and security.certificate is None:
         raise ConfigError("security.ca is given without security.certificate and security.key: listening needs all")
     try:
@@ -111,14 +117,17 @@ def connect(address: str, security: Security, options: Sequence[tuple[str, Any]]
     `address` ("localhost" for a Unix socket). Otherwise plaintext, by the same rule as for `listen`.
 
     Args:
-        address: "host:port", "[ipv6]:port" or "unix:path".
+        address: "host:port", "[ipv6]:port", "unix:path", or "registry:name": then the certificate must name the name.
         security: its files are read now.
         options: gRPC channel options. Proxies are disabled by default.
 
     Raises:
         ConfigError: as for `listen`.
     """
-    where = parse_address(address, "address")
+    where = parse_address(address, "address", names=True)
+    if where.name:
+        named = [("grpc.ssl_target_name_override", where.name), *options]
+        return NamedChannel(where.name, lambda found: connect(found, security, named))
     chosen = [_NO_PROXY, *options]
     if security.ca is None and security.certificate is None:
         _refuse_plaintext(address, security, where.is_local)

@@ -53,6 +53,6 @@ def open_lane(offer: pb.LaneOffer, peer: str) -> Lane | None:
 
 def _is_local(address: str) -> bool:
     try:
-        return parse_address(address, "the shard").is_local
+        return parse_address(address, "the shard", names=True).is_local
     except ConfigError:
         return False

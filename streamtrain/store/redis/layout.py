@@ -153,6 +153,7 @@ class RedisKeys:
         self.history, self.lease = f"{prefix}history", f"{prefix}lease"
         self.probes, self.blocks = f"{prefix}probes", f"{prefix}blocks"
         self.traffic, self.decided, self.join = f"{prefix}traffic", f"{prefix}decided", f"{prefix}join"
+        self.places = f"{prefix}places"
         self._prefix = prefix
 
     def all(self) -> list[str]:
