@@ -48,6 +48,7 @@ LONGEST = (
     "tests/processes/test_walkthroughs.py::test_readme",
     "tests/chaos/test_chaos.py",
     "tests/join/test_standstill.py",
+    "tests/processes/test_ray.py",
     "tests/processes/test_local.py::test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on",
     "tests/stream/kafka/test_away.py",
     "tests/console/test_page.py",

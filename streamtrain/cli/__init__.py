@@ -15,6 +15,7 @@ from streamtrain.cli.compare import compare
 from streamtrain.cli.learn import learn
 from streamtrain.cli.options import Command
 from streamtrain.cli.publish import export, publish
+from streamtrain.cli.ray import ray
 from streamtrain.cli.run import coordinator, join, ps, serve, worker
 from streamtrain.cli.status import set_, status
 from streamtrain.cli.stream import deadletters, produce
@@ -79,6 +80,7 @@ for panel, commands in _COMMANDS.items():
     for command in commands:
         app.command(cls=Command, rich_help_panel=panel)(command)
 app.command("set", cls=Command, rich_help_panel="Cluster")(set_)
+app.add_typer(ray, name="ray", rich_help_panel="The whole service")
 app.add_typer(deadletters, name="deadletters", rich_help_panel="Cluster")
 
 
