@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
+import pytest
 
 from streamtrain.embedded.jars import resolve
 from streamtrain.embedded.kafka import Broker
@@ -37,7 +38,7 @@ from tests.ports import free_ports
 PARTITIONS, RATE = 4, 40.0
 NODES = 3
 RELEASE, NAMESPACE, TOKEN = "st", "default", "of-the-proof"
-STRENGTH = {"shard": 4, "worker": 2, "coordinator": 1, "serving": 2}
+PODS = {"worker": 2, "coordinator": 1, "serving": 2}  # beside shards
 MOST = 400_000  # samples that a partition may get
 
 
@@ -84,6 +85,7 @@ class Proof:
         self.load = Load(self.stream, self.samples, PARTITIONS, RATE)
         self.seen = Seen(self.samples)
         self.rows: list[tuple[str, str]] = []
+        self.count = 2  # shards
         self._values = folder / "values.json"
         repository, _, tag = image.rpartition(":")
         small = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
@@ -139,10 +141,24 @@ class Proof:
         self.clients = Clients(asker, self.load, 0.02)
         self.clients.start()
 
+    def refuse(self) -> None:
+        """What cannot work is refused, and changes nothing."""
+        uids = {pod["metadata"]["uid"] for pod in self.cluster.pods()}
+        for command, words in (
+            (("upgrade", RELEASE, str(CHART), "--set", "shards.count=3"), "cannot change while it runs"),
+            (("upgrade", RELEASE, str(CHART), "--set", "shards.count=1"), "cannot change while it runs"),
+            (("install", "other", str(CHART)), f"release {RELEASE} publishes model counting to the same Redis"),
+        ):
+            given = ("--values", str(self._values))
+            with pytest.raises(RuntimeError, match=words):
+                run(executable(), *command, *given, environment=self.cluster.environment)
+        assert uids == {pod["metadata"]["uid"] for pod in self.cluster.pods()}
+
     def helm(self, what: str, **settings: dict[str, Any]) -> None:
         """Installs or upgrades the release, with more settings."""
         self._settings |= {name: self._settings.get(name, {}) | of for name, of in settings.items()}
-        self._values.write_text(json.dumps(self._rest | {"settings": self._settings}))
+        shards = self._rest["shards"] | {"count": self.count}
+        self._values.write_text(json.dumps(self._rest | {"settings": self._settings, "shards": shards}))
         command = [executable(), what, RELEASE, str(CHART), "--values", str(self._values)]
         run(*command, environment=self.cluster.environment)
 
@@ -151,7 +167,7 @@ class Proof:
         left = self.cluster.get("pods", "--selector", "app.kubernetes.io/name=streamtrain")
         return all(
             len(pods) == count and all(self.cluster.is_ready(pod) for pod in pods)
-            for component, count in STRENGTH.items()
+            for component, count in {**PODS, "shard": 2 * self.count}.items()
             for pods in [self.cluster.pods(component)]
         ) and not any("deletionTimestamp" in pod["metadata"] for pod in left)
 
@@ -185,7 +201,9 @@ class Proof:
             address = f"{at[f'{RELEASE}-shard-{index}-{place}']}:2222"
             return grpc.insecure_channel(address, options=CHANNEL_OPTIONS), address
 
-        return Shards([(channel(i, 0), channel(i, 1)) for i in range(2)], beginning(tensorflow=tensorflow), token)
+        return Shards(
+            [(channel(i, 0), channel(i, 1)) for i in range(self.count)], beginning(tensorflow=tensorflow), token
+        )
 
     def learned(self, ends: list[int]) -> bool:
         try:
@@ -239,16 +257,39 @@ class Proof:
         )
         self.cluster.kubectl("uncordon", node)
 
+    def miscounted(self, ends: list[int]) -> list[str]:
+        """Ids and weights that have another count than the log."""
+        good = self.load.good(ends)
+        logs = [log[of] for log, of in zip(self.samples.logs, good, strict=True)]
+        wrong, weights = wrong_counts(self.shards(tensorflow=True), logs)
+        total = sum(map(len, good))
+        return [
+            *(f"id {one}: {n} instead of {expected}" for one, (n, expected) in wrong.items()),
+            *(f"a weight: {n} instead of {total}" for n in set(weights) if n != total),
+        ]
+
+    def reinstall(self, count: int) -> list[str]:
+        """What is wrong once the release was uninstalled, and installed with another number of shards."""
+        began = time.monotonic()
+        self.cluster.kubectl("exec", f"deployment/{RELEASE}-coordinator", "--", "streamtrain", "checkpoint")
+        run(executable(), "uninstall", RELEASE, environment=self.cluster.environment)
+        label = "app.kubernetes.io/name=streamtrain"
+        until(lambda: not self.cluster.get("pods", "--selector", label), 120, "all pods have ended")
+        self.count = count
+        self.helm("install")
+        until(self.is_whole, 300, f"{count} shards: full strength")
+        ends = [*self.load.written]
+        until(lambda: self.learned(ends), 120, f"{count} shards: everything is learned")
+        self.say(f"uninstalled, and installed with {count} shards", time.monotonic() - began)
+        return self.miscounted(ends)
+
     def finish(self) -> list[str]:
         """What is wrong, once everything that was written is learned."""
         self.load.stop()
         ends = [*self.load.written]
         until(lambda: self.learned(ends), 120, "everything is learned")
         self.clients.stop()
-        good = self.load.good(ends)
-        logs = [log[of] for log, of in zip(self.samples.logs, good, strict=True)]
-        wrong, weights = wrong_counts(self.shards(tensorflow=True), logs)
-        total = sum(map(len, good))
+        miscounted, total = self.miscounted(ends), sum(map(len, self.load.good(ends)))
         outcomes = dict(self.seen.outcomes)
         # 412: what the client has just written was not learned within seconds, as while all workers are replaced.
         refused = {kind: n for kind, n in outcomes.items() if kind.isdigit() and kind != "412"}
@@ -256,8 +297,7 @@ class Proof:
         print("\n".join(f"| {what} | {seconds} |" for what, seconds in self.rows))
         print(f"\n{sum(ends)} messages, {total} good; clients: {outcomes}, longest gap {self.seen.longest:.1f} s")
         return [
-            *(f"id {one}: {n} instead of {expected}" for one, (n, expected) in wrong.items()),
-            *(f"a weight: {n} instead of {total}" for n in set(weights) if n != total),
+            *miscounted,
             *(f"{n} predictions were refused with {kind}: {self.seen.refusals[kind]}" for kind, n in refused.items()),
             *self.seen.wrong,
         ]
@@ -282,12 +322,13 @@ def main() -> None:
         stack.callback(proof.load.abandon)
         try:
             proof.install()
+            proof.refuse()
             proof.roll()
             proof.kill("worker")
             proof.kill("shard")
             proof.drain("node1")
             proof.lose("node2")
-            wrong = proof.finish()
+            wrong = [*proof.finish(), *proof.reinstall(3)]
         except BaseException:
             print(cluster.kubectl("get", "pods", "--output", "wide"), file=sys.stderr)
             for pod in cluster.pods():
