@@ -171,7 +171,7 @@ bench-checkpoint: $(VENV)/ready ## how fast checkpoints are written and restored
 	$(BIN)/python benchmarks/checkpoint.py restore
 	$(BIN)/python benchmarks/checkpoint.py pause
 
-wheels: $(VENV)/ready ## the sdist and the wheels for x86-64, in dist/ (five minutes)
+wheels: $(VENV)/ready ## the sdist and the wheels for x86-64 and aarch64, in dist/ (ten minutes)
 	@.ci/wheels $(BIN)
 
 smoke: ## install the wheel in dist/ without a compiler, then learn, serve and predict with it (three minutes)
@@ -180,6 +180,9 @@ smoke: ## install the wheel in dist/ without a compiler, then learn, serve and p
 check-arm: $(VENV)/ready ## compile the native core for Linux on aarch64
 	@.ci/aarch64 $(BIN)
 
+test-arm: $(VENV)/ready ## the tests of the native core on that of the aarch64 wheel in dist/, under qemu
+	@.ci/test-arm $(BIN) tests/native
+
 image: ## both images, streamtrain and streamtrain-slim, with docker or buildah; BASE= is another base
 	@.ci/image
 
@@ -187,7 +190,7 @@ kubernetes: $(VENV)/ready servers ## the chart on a Kubernetes of three nodes on
 	@mkdir -p build && .ci/image build
 	$(BIN)/python -m tests.kubernetes --image localhost/streamtrain:$$(cat build/version) --slim localhost/streamtrain-slim:$$(cat build/version) build/streamtrain.tar build/streamtrain-slim.tar
 
-sbom: $(VENV)/ready ## what an installation consists of, as CycloneDX, in dist/sbom.json
+sbom: $(VENV)/ready ## what an installation and the images consist of, as CycloneDX, in dist/sbom*.json
 	@.ci/sbom $(BIN)
 
 LOCK = $(BIN)/uv pip compile --universal --python-version 3.11 --upgrade --generate-hashes --no-annotate \
