@@ -7,6 +7,7 @@ exit code 1 where something is not as it should be. Needs python3, redis-server 
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -61,7 +62,7 @@ def main() -> None:
 def find_wheel() -> Path:
     """The wheel for this Python."""
     tag = "cp311-cp311" if sys.version_info < (3, 12) else "cp312-abi3"
-    wheels = list((ROOT / "dist").glob(f"streamtrain-*-{tag}-*.whl"))
+    wheels = list((ROOT / "dist").glob(f"streamtrain-*-{tag}-*{platform.machine()}.whl"))
     if len(wheels) != 1:
         sys.exit(f"there must be one wheel for {tag} in dist/, not {len(wheels)}: make wheels")
     return wheels[0]
