@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamtrain.address import parse_address
+from streamtrain.address import Address, parse_address
 from streamtrain.child_process import start_child
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.logs import fail
@@ -94,10 +94,6 @@ def check(settings: Settings) -> None:
         )
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Process:
     """An actor with a process of the service as its child; neither outlives the other.
 
@@ -118,7 +114,7 @@ class Process:
         of_this_node: Callable[[], str] = ray.util.get_node_ip_address
         self._host = of_this_node()
         known = {"serve.listen": port, "ps.listen": 0, "coordinator.listen": 0}
-        command += [part for key, at in known.items() for part in ("--set", f"{key}={_address(self._host, at)}")]
+        command += [part for key, at in known.items() for part in ("--set", f"{key}={Address(self._host, at)}")]
         command += ["--set", f"log.process={role.name}"]
         self._child = start_child(command, signal.SIGKILL)
         threading.Thread(target=self._follow, args=(path,), name="child", daemon=True).start()
@@ -211,8 +207,11 @@ class RayService:
 
     def close(self) -> None:
         """Ends all processes: workers first, shards last."""
+        running = [
+            self._roles[name] for name, state in self.states() if state
+        ]  # others wait for room, and do not answer
         for kind in ("worker", "join", "serve", "coordinator", "ps"):
-            ending = [self._actors[name].end.remote() for name, role in self._roles.items() if role.kind == kind]
+            ending = [self._actors[role.name].end.remote() for role in running if role.kind == kind]
             done, late = self._ray.wait(ending, num_returns=len(ending), timeout=70) if ending else ([], [])
             if late:
                 fail(f"{len(late)} of {len(done) + len(late)} {kind} processes did not end in time")

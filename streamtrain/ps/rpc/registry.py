@@ -7,6 +7,7 @@ may be started again on another machine and another port, and others reach it th
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc
@@ -34,7 +35,7 @@ class Registry(Protocol):
         """
 
     def watch(self, changed: Callable[[], object]) -> None:
-        """Has a function called after each change."""
+        """Has a method called after each change, as long as its object is in use."""
 
 
 _registry: Registry | None = None
@@ -67,8 +68,7 @@ def register(address: str, listen: str, port: int) -> None:
     """
     name = parse_address(address, "address", names=True).name
     if name:
-        host = parse_address(listen, "listen", any_port=True).host
-        get_registry().register(name, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        get_registry().register(name, str(replace(parse_address(listen, "listen", any_port=True), port=port)))
 
 
 class NamedChannel(grpc.Channel):  # type: ignore[misc]  # gRPC has no types

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable
 from urllib.parse import urlsplit
+from weakref import WeakMethod
 
 from streamtrain.address import Address, parse_address
 from streamtrain.errors import OriginUnavailable
@@ -39,7 +40,7 @@ class RedisRegistry:
         self._lock = threading.Lock()
         self._places: dict[str, tuple[int, str]] = {}
         self._own: dict[str, tuple[int, str]] = {}
-        self._watchers: list[Callable[[], object]] = []
+        self._watchers: list[WeakMethod[Callable[[], object]]] = []
         # A shard that does not know where its other process is would take itself for the only one.
         retry(self._look, OriginUnavailable, stopped or threading.Event())
         backoff = Backoff(_EVERY, 2.0)
@@ -57,20 +58,21 @@ class RedisRegistry:
 
     def watch(self, changed: Callable[[], object]) -> None:
         with self._lock:
-            self._watchers.append(changed)
+            self._watchers = [one for one in self._watchers if one() is not None]
+            self._watchers.append(WeakMethod(changed))
 
     def register(self, name: str, listen: str) -> None:
         where = parse_address(listen, "listen")
         address = str(Address(self._reachable(where.host), where.port))
         retry(lambda: self._register(name, address), OriginUnavailable, threading.Event())
         logger.info("registered as %s at %s", name, address)
-        self._look()
 
     def _register(self, name: str, address: str) -> None:
         before = self._read().get(name, (0, ""))[0]
         number = max(int(self._server.call("HINCRBY", self._key, _COUNTER, 1)), before + 1)
         self._server.call("HSET", self._key, name, f"{number} {address}")
         self._own[name] = number, address
+        self._look()
 
     def _reachable(self, host: str) -> str:
         """The host itself, or if it is any, the address of this machine by which it reaches Redis."""
@@ -79,9 +81,8 @@ class RedisRegistry:
         parts = urlsplit(self._url)
         if not parts.hostname:
             return "127.0.0.1"
-        family, kind, _, _, at = socket.getaddrinfo(parts.hostname, parts.port or _REDIS_PORT, type=socket.SOCK_DGRAM)[
-            0
-        ]
+        found = socket.getaddrinfo(parts.hostname, parts.port or _REDIS_PORT, type=socket.SOCK_DGRAM)
+        family, kind, _, _, at = found[0]
         with socket.socket(family, kind) as probe:
             probe.connect(at)  # sends nothing
             return str(probe.getsockname()[0])
@@ -102,7 +103,7 @@ class RedisRegistry:
             there = found.get(name, (0, ""))
             if there[0] > place[0]:
                 logger.warning("another process has registered as %s, at %s", name, there[1])
-                del self._own[name]
+                self._own.pop(name, None)  # it is looked up in two threads
             elif there != place:
                 self._server.call("HSET", self._key, name, f"{place[0]} {place[1]}")
                 found[name] = place
@@ -110,5 +111,6 @@ class RedisRegistry:
         with self._lock:
             is_new, self._places, watchers = found != self._places, found, [*self._watchers]
         if is_new:
-            for changed in watchers:
-                changed()
+            for watcher in watchers:
+                if (changed := watcher()) is not None:
+                    changed()
