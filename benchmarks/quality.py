@@ -91,11 +91,11 @@ CHANGES = {  # of the defaults, as arguments of `Model`
     "rows with `Adagrad(0.05, initial_accumulator=0.1)`": "embedding_optimizer=Adagrad(0.05, initial_accumulator=0.1)",
     **{
         f"rows with a rate of {rate} instead of 0.2": (
-            f"embedding_optimizer=Adagrad({rate}, initial_accumulator=0.01, decay=0.999)"
+            f"embedding_optimizer=Adagrad({rate}, initial_accumulator=0.01, decay=0.9995)"
         )
         for rate in ("0.1", "0.3")
     },
-    "rows with `RowWiseAdagrad`": "embedding_optimizer=RowWiseAdagrad(0.2, initial_accumulator=0.01, decay=0.999)",
+    "rows with `RowWiseAdagrad`": "embedding_optimizer=RowWiseAdagrad(0.2, initial_accumulator=0.01, decay=0.9995)",
     "rows with `FTRL(0.3)`": "embedding_optimizer=FTRL(0.3)",
     "rows with `Adam(0.003)`": "embedding_optimizer=Adam(0.003)",
 }

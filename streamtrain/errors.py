@@ -227,10 +227,12 @@ class ModelMismatch(ShardRefused, ConfigError):
 
     Attributes:
         reason: "mismatch".
+        learned: the spec of what they have learned, as JSON.
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, learned: str) -> None:
         super().__init__(message, "mismatch")
+        self.learned = learned
 
 
 class ShardBroken(ShardError):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import birth, hash_bytes, shards_of
-from streamtrain.checkpoint.shard_state import load_shards, save_shards
+from streamtrain.checkpoint.shard_state import load_shards, read_spec, save_shards
 from streamtrain.errors import BadSample, ConfigError, SampleError, ShardBroken
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
@@ -46,7 +46,7 @@ MAX_SHARDS = 1 << 16
 _READER_SECONDS = 2.0
 
 # Arrays that a learner's checkpoint contains in addition to its shards.
-_WATERMARK, _READ, _SEEDS = "watermark", "read", "seeds/"
+_WATERMARK, _READ, _BEGINNING, _SEEDS = "watermark", "read", "beginning", "seeds/"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Learner:
         self._micro = None
         if model.micro_batch_size:
             self._micro = MicroStep(model, self._step, batch_size, Spec.of(model), graphs=graphs)
-        self._use(self._new_shards(shards))
+        self._use(self._new_shards(shards), begins=True)
         self._to_learn = SampleReader(model, future_after=future_after, now=now)
         self._to_predict = SampleReader(model, with_labels=False)
         self._window = window
@@ -145,10 +145,12 @@ class Learner:
         self.bad: dict[str, int] = {}
         self.stats = PushStats()
 
-    def _use(self, shards: list[Shard]) -> None:
+    def _use(self, shards: list[Shard], *, begins: bool) -> None:
         self._shards = shards
         client = Client([LocalSession(shard, Async(shard), "learner") for shard in shards], shards[0].spec)
         self._trainer = Trainer(self.model, self._step, client, len(shards), micro=self._micro)
+        if begins:
+            self._trainer.begin()
 
     def _new_shards(self, count: int) -> list[Shard]:
         spec, dense, statistics = Spec.of(self.model), self._step.initial_dense, self._step.initial_statistics
@@ -213,7 +215,13 @@ class Learner:
                 thread, one batch ahead of what was learned.
         """
         for batch, bad in _read_ahead(self.read(samples)) if read_ahead else self.read(samples):
-            yield self._learn(batch, bad)
+            left, refused = batch, bad
+            while len(left) > (most := self._trainer.most):  # while a run begins (train/prior.py)
+                self._trainer.reserve(self._trainer.plan(left))
+                part, left = left.part(0, most), left.part(most)
+                yield self._learn(part, refused)
+                refused = []
+            yield self._learn(left, refused)
 
     def read(self, samples: Samples) -> Iterator[tuple[Batch, list[BadSample]]]:
         """Reads samples with their labels into batches of at most `batch_size`, each with its refused samples.
@@ -350,6 +358,8 @@ class Learner:
         with self._lock:
             self._check()
             state = {_WATERMARK: np.array([self.watermark]), _READ: np.array([self._sampler.read])}
+            if (beginning := self._trainer.beginning) is not None:
+                state[_BEGINNING] = beginning
             save_shards(path, self._shards, state | {_SEEDS + n: values for n, values in self._step.arrays().items()})
 
     @classmethod
@@ -389,6 +399,8 @@ class Learner:
         """
         if not isinstance(model, Model):
             raise ConfigError(f"load takes the path of the checkpoint, then the model, not {path!r} and {model!r}")
+        if not evolve:
+            model = model.with_defaults_of(read_spec(path))
         learner = cls(model, batch_size=batch_size, shards=shards, window=window, future_after=future_after)
         restored, state = load_shards(path, Spec.of(model), shards, evolve=model if evolve else None, allow=allow)
         learner.samples, learner.watermark = restored[0].samples, float(restored[0].watermark)
@@ -401,7 +413,10 @@ class Learner:
             learner._step.set_arrays(own | _placed(seeds, own))
         for shard in restored:
             shard.resume(Progress({0: learner.samples}, {}), learner.samples, int(learner.watermark))
-        learner._use(restored)
+        beginning = None if evolve else state.get(_BEGINNING)
+        learner._use(restored, begins=not learner.samples or beginning is not None)
+        if beginning is not None:
+            learner._trainer.beginning = beginning
         learner._loaded_rows = learner.rows
         return learner
 

@@ -43,23 +43,24 @@ struct Sgd {
   }
 };
 
-// a = decay * a + g * g;  w -= rate * g / (sqrt(a) + epsilon)
+// a = decay * a + ((1 - decay) * initial_accumulator + g * g);  w -= rate * g / (sqrt(a) + epsilon)
 struct Adagrad {
   float initial_accumulator, epsilon, decay;
 
   static size_t state_size(size_t dim) { return dim; }
   void start(float, const float*, float* a, size_t dim) const { std::fill_n(a, dim, initial_accumulator); }
   void apply(float rate, float* __restrict w, float* __restrict a, const float* __restrict g, size_t dim) const {
-    const float keep = decay;
+    const float keep = decay, refill = (1.0f - decay) * initial_accumulator;
     for (size_t j = 0; j < dim; ++j) {
-      const float sum = keep * a[j] + g[j] * g[j];
+      const float sum = keep * a[j] + (refill + g[j] * g[j]);
       a[j] = sum;
       w[j] -= rate * g[j] / (std::sqrt(sum) + epsilon);
     }
   }
 };
 
-// One accumulator per row: a = decay * a + mean(g * g);  w -= rate / (sqrt(a) + epsilon) * g
+// One accumulator per row: a = decay * a + ((1 - decay) * initial_accumulator + mean(g * g));
+//   w -= rate / (sqrt(a) + epsilon) * g
 // The sum runs in 8 lanes (element j in lane j mod 8, in ascending order), which are then added as
 // ((0+4)+(2+6)) + ((1+5)+(3+7)): an order that vectorises.
 struct RowWiseAdagrad {
@@ -74,7 +75,7 @@ struct RowWiseAdagrad {
       for (size_t lane = 0; lane < 8; ++lane) s[lane] += g[j + lane] * g[j + lane];
     for (size_t lane = 0; j + lane < dim; ++lane) s[lane] += g[j + lane] * g[j + lane];
     const float sum = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-    *a = decay * *a + sum / static_cast<float>(dim);
+    *a = decay * *a + ((1.0f - decay) * initial_accumulator + sum / static_cast<float>(dim));
     const float step = rate / (std::sqrt(*a) + epsilon);
     for (j = 0; j < dim; ++j) w[j] -= step * g[j];
   }

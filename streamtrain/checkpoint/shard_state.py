@@ -109,6 +109,11 @@ def load_shards(
     return restored, state
 
 
+def read_spec(url: str | Path) -> Spec:
+    """What a checkpoint, or the newest of a cluster's epochs, is of; raises the errors of `load_shards`."""
+    return written_spec(open_chain(url))
+
+
 def describe_run(shard: Shard, *, aligned: bool) -> dict[str, Any]:
     """The metadata of a checkpoint.
 

@@ -53,6 +53,7 @@ def export(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
     """
     settings, wanted = read_client_settings(config, setting, {}), parse_version(version)
     from streamtrain.model.loader import load_model, locate_model
+    from streamtrain.model.spec import Spec
     from streamtrain.publish.export import Export
 
     target, made = Export(folder), None
@@ -64,7 +65,7 @@ def export(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
             raise PublicationCorrupt(f"there is no {'head' if wanted is None else f'version {wanted}'} of {name}")
         if model is not None:
             load_tensorflow(settings.worker.threads)
-            made = load_model(model)
+            made = load_model(model).with_defaults_of(Spec.from_json(publication.spec))
         done = target.write(origin, publication, made)
     if json:
         print_json({**done.to_json(), "url": target.url})

@@ -25,7 +25,7 @@ from streamtrain.cli.options import (
     set_up_process_log,
     warn_without_effect,
 )
-from streamtrain.errors import ConfigError
+from streamtrain.errors import ConfigError, ModelMismatch
 from streamtrain.shutdown import SHUTDOWN_SECONDS, stop_on_signals
 
 _POLL_SECONDS = 0.5
@@ -33,6 +33,7 @@ _POLL_SECONDS = 0.5
 if TYPE_CHECKING:
     from streamtrain.model.model import Model
     from streamtrain.settings.groups import Settings
+    from streamtrain.train.warmup import Warmup
 
 
 def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
@@ -106,18 +107,27 @@ def worker(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
     from streamtrain.processes.worker import WorkerProcess, warm_up
     from streamtrain.train.step import Step
 
-    count = workers or cluster.workers or 1
-    step, spec = Step(made), Spec.of(made)
+    step = Step(made)
     warmup = warm_up(made, step, settings) if standby else None
     if standby:
         instance = _await_instance(stopped)
         if instance is None:
             return
         _log_as(settings, instance)
-    process = WorkerProcess(
-        *(made, step, spec, cluster.ps, settings), shard=shard, workers=count, instance=instance, warmup=warmup
-    )
-    process.run(stopped)
+
+    def run(made: "Model", step: Step, warmup: "Warmup | None") -> None:
+        count, spec = workers or cluster.workers or 1, Spec.of(made)
+        WorkerProcess(
+            *(made, step, spec, cluster.ps, settings), shard=shard, workers=count, instance=instance, warmup=warmup
+        ).run(stopped)
+
+    try:
+        run(made, step, warmup)
+    except ModelMismatch as exc:
+        begun = made.with_defaults_of(Spec.from_json(exc.learned))
+        if begun is made:
+            raise
+        run(begun, Step(begun), None)
 
 
 def _await_instance(stopped: threading.Event) -> str | None:

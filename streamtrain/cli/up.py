@@ -132,12 +132,13 @@ def _check_model(settings: "Settings") -> None:
     url = settings.checkpoint.url or str(Path(settings.up.data, CHECKPOINTS).resolve())
     location = require_model(settings)
     load_tensorflow(settings.worker.threads)
-    spec = Spec.of(load_model(location))
-    learned = newest_spec(url)
+    made, learned = load_model(location), newest_spec(url)
     if learned is None:
+        Spec.of(made)
         typer.echo(f"the model can be built; there is no checkpoint at {redacted(url)} yet, so a new run will begin")
         return
     held, where = learned
+    spec = Spec.of(made.with_defaults_of(held))
     held.check_fit(spec, where)
     typer.echo(f"the model fits {where}")
     for one in held.overridden(spec):

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -226,6 +226,7 @@ def _compare_samples(
     if file is None:
         return {"passed_over": "--samples is not given"}
     from streamtrain.model.loader import load_model
+    from streamtrain.model.spec import Spec
 
     location = require_model(settings)
     load_tensorflow(settings.worker.threads)
@@ -233,7 +234,10 @@ def _compare_samples(
     from streamtrain.verify.samples import compare_samples
 
     messages = islice(file.messages(), limit)
-    with _trainer(settings, made, checkpoint) as trainer, _origin(settings) as origin:
+    with _origin(settings) as origin, ExitStack() as stack:
+        if origin and (published := origin.find(None)):
+            made = made.with_defaults_of(Spec.from_json(published.spec))
+        trainer = stack.enter_context(_trainer(settings, made, checkpoint))
         found = compare_samples(made, trainer, endpoint, origin, messages, tolerance=tolerance)
     if not found.samples:
         raise ConfigError(f"{file.name} has no readable sample")

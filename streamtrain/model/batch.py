@@ -54,22 +54,26 @@ class Batch:
             **columns,
         )
 
+    def part(self, first: int, end: int | None = None) -> "Batch":
+        """The samples from `first` to `end`, or to the last; without copies but for keys and offsets."""
+        rows = slice(first, len(self) if end is None else min(end, len(self)))
+        bounds = self.offsets[:, rows.start : rows.stop + 1]
+        keys = [
+            self.keys[start + of_feature[0] : start + of_feature[-1]]
+            for start, of_feature in zip(self.starts, bounds, strict=False)
+        ]
+        return Batch(
+            keys=np.concatenate([*keys, np.empty(0, np.uint64)]),
+            starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
+            offsets=np.ascontiguousarray(bounds - bounds[:, :1]),
+            numeric=self.numeric[rows],
+            labels=self.labels[rows],
+            weights=self.weights[rows],
+            times=self.times[rows],
+            kept=self.kept[rows],
+        )
+
     def cut(self, size: int) -> Iterator["Batch"]:
-        """Its samples in order, at most `size` at a time; without copies but for keys and offsets."""
+        """Its samples in order, at most `size` at a time; see `part`."""
         for first in range(0, len(self), size):
-            rows = slice(first, first + size)
-            bounds = self.offsets[:, first : first + size + 1]
-            keys = [
-                self.keys[start + of_feature[0] : start + of_feature[-1]]
-                for start, of_feature in zip(self.starts, bounds, strict=False)
-            ]
-            yield Batch(
-                keys=np.concatenate([*keys, np.empty(0, np.uint64)]),
-                starts=np.cumsum([0, *map(len, keys)], dtype=np.int64),
-                offsets=np.ascontiguousarray(bounds - bounds[:, :1]),
-                numeric=self.numeric[rows],
-                labels=self.labels[rows],
-                weights=self.weights[rows],
-                times=self.times[rows],
-                kept=self.kept[rows],
-            )
+            yield self.part(first, first + size)

@@ -138,6 +138,31 @@ def describe_weights(model: "keras.Model", labels: Sequence[str], variables: Seq
     return tuple(described)
 
 
+def find_output_bias(tensor: Any, *, is_argument: bool = False) -> Any:
+    """The bias that is added to the argument of a sigmoid, as a variable [1] of a Keras model; None: there is none.
+
+    It is that of the Dense layer which ends in the sigmoid, or of the first of those that are added up before it.
+
+    Args:
+        tensor: output of the model; or, of the recursion, a term of the argument.
+        is_argument: which of these.
+    """
+    history = getattr(tensor, "_keras_history", None)
+    if history is None:
+        return None
+    operation = history.operation
+    graph = getattr(operation, "_functional", operation)  # that of a Sequential
+    if hasattr(graph, "_run_through_graph"):
+        return find_output_bias(graph.outputs[history.tensor_index], is_argument=is_argument)
+    kind, activation = type(operation).__name__, getattr(getattr(operation, "activation", None), "__name__", "")
+    if kind == "Dense" and activation == ("linear" if is_argument else "sigmoid"):
+        return operation.bias
+    is_sigmoid = kind == "Sigmoid" or (kind == "Activation" and activation == "sigmoid")
+    passes = kind == "Add" if is_argument else is_sigmoid
+    inputs = operation._inbound_nodes[history.node_index].input_tensors if passes else []
+    return next((bias for one in inputs if (bias := find_output_bias(one, is_argument=True)) is not None), None)
+
+
 class _Graph:
     """Which operation gives which tensor, and what the columns of tensors stand for.
 

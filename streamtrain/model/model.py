@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import logging
 import math
 import random
 import re
@@ -18,6 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,15 +28,17 @@ from numpy.typing import NDArray
 
 from streamtrain._core import Planner
 from streamtrain.errors import ConfigError
-from streamtrain.model.dense import DenseLayout, describe_mixes, describe_weights
+from streamtrain.model.dense import DenseLayout, describe_mixes, describe_weights, find_output_bias
 from streamtrain.model.features import MAX_MICRO_BATCH, Label, LabelKind, Numeric, is_count, is_number
 from streamtrain.model.optimizers import Adagrad, Adam, Optimizer, ours
 from streamtrain.model.sampling import Sampling
 from streamtrain.model.schema import Schema
-from streamtrain.model.spec import REDUCTIONS
+from streamtrain.model.spec import REDUCTIONS, Spec
 
 if TYPE_CHECKING:
     import keras
+
+logger = logging.getLogger(__name__)
 
 Loss = str | Callable[[Any, Any], Any]
 
@@ -48,7 +52,12 @@ LOSSES: dict[str, LabelKind] = {
     "poisson": "count",
 }
 
+_CROSS_ENTROPY = ("binary_crossentropy", "fake_negative_weighted")
 _LAYER_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")  # of a scope at the root of a TensorFlow graph
+# Defaults that were others, by release, the latest first; a run keeps those with which it began.
+_EARLIER_DEFAULTS: tuple[dict[str, Any], ...] = (
+    {"embedding_optimizer": Adagrad(decay=0.999), "dense_optimizer": Adam(beta1=0.0)},
+)
 _FEW_WEIGHTS = 10_000  # which cost a step little whether they change or not
 _KEPT_OTHERWISE = ("loss", "keep")  # options that are not attributes of the same name
 
@@ -66,8 +75,9 @@ class Model:
             "mean_squared_error", "mean_absolute_error", "huber", "poisson"; a Keras loss, whose values per sample are
             taken, whatever its reduction; or a callable of (labels [batch, 1], predictions [batch, 1]) that returns
             `[batch]`. For several labels a mapping from label name to loss, or one loss for all.
-        embedding_optimizer: for the rows of all tables that name none of their own.
-        dense_optimizer: for the weights of the graph: SGD, Adagrad or Adam.
+        embedding_optimizer: for the rows of all tables that name none of their own. Default: `Adagrad(decay=0.9995)`.
+        dense_optimizer: for the weights of the graph: SGD, Adagrad or Adam. Default:
+            `Adagrad(0.03, initial_accumulator=0.1, decay=0.999)`.
         name: the name under which it is served.
         reduction: how the gradients of a step's samples are put together. "row_sum": those of rows are added up, as a
             row is touched by few of the samples, and those of the weights averaged; so one rate of each holds for any
@@ -101,9 +111,11 @@ class Model:
     ) -> None:
         self.schema = schema
         self.graph = graph
-        self.embedding_optimizer = Adagrad(decay=0.999) if embedding_optimizer is None else embedding_optimizer
-        # Without momentum: the gradients of small steps are noise to each other (docs/quality.md).
-        self.dense_optimizer = Adam(beta1=0.0) if dense_optimizer is None else dense_optimizer
+        given = {"embedding_optimizer": embedding_optimizer, "dense_optimizer": dense_optimizer}
+        self._defaulted = frozenset(name for name, one in given.items() if one is None)
+        # Both follow a stream that drifts, and learn from one positive in thousands of samples (docs/quality.md).
+        self.embedding_optimizer = Adagrad(decay=0.9995) if embedding_optimizer is None else embedding_optimizer
+        self.dense_optimizer = Adagrad(0.03, 0.1, decay=0.999) if dense_optimizer is None else dense_optimizer
         self.name = name
         self.reduction = reduction
         self.micro_batch_size = micro_batch_size
@@ -129,10 +141,31 @@ class Model:
         Raises:
             ConfigError: an option is wrong.
         """
-        names = [name for name in inspect.signature(Model).parameters if name not in _KEPT_OTHERWISE]
+        names = {*inspect.signature(Model).parameters}.difference(_KEPT_OTHERWISE, self._defaulted)
         given = {name: getattr(self, name) for name in names}
         given |= {"loss": self.losses, "keep": self.sampling and self.sampling.rates}
         return Model(**(given | options))
+
+    def with_defaults_of(self, learned: Spec) -> Model:
+        """This model as a run began with it: with the defaults of an earlier release, if those make it fit.
+
+        Args:
+            learned: what the run has learned.
+
+        Returns:
+            The model that fits; this one, if none does.
+        """
+        wanted = Spec.of(self)
+        for earlier in _EARLIER_DEFAULTS if wanted.identity != learned.identity else ():
+            changed = {name: value for name, value in earlier.items() if name in self._defaulted}
+            if changed and Spec.of(other := self.replace(**changed)).identity == learned.identity:
+                logger.info(
+                    "the run began with the defaults of an earlier release, and keeps them: %s; `streamtrain evolve` "
+                    "gives what it has learned to the model with those of this release",
+                    ", ".join(f"{name}={value}" for name, value in changed.items()),
+                )
+                return other
+        return self
 
     def named(self, name: str) -> Model:
         """This model under another name, with the same graph; see `replace` for one of its own.
@@ -244,6 +277,21 @@ class Model:
                     "keras.ops.softplus for weights that must not be negative"
                 )
         return DenseLayout(tuple(w.path for w in weights), tuple(tuple(w.shape) for w in weights))
+
+    @cached_property
+    def output_biases(self) -> dict[str, int]:
+        """Where in the flat dense vector the bias of each output of cross entropy is, by label.
+
+        Outputs without one, such as those of a layer of one's own, are missing.
+        """
+        weights = self.keras.trainable_variables
+        starts = dict(zip(map(id, weights), accumulate(self.dense.sizes, initial=0), strict=False))
+        found = {
+            label: starts.get(id(find_output_bias(output)))
+            for label, output in self.keras.output.items()
+            if self.losses[label] in _CROSS_ENTROPY
+        }
+        return {label: start for label, start in found.items() if start is not None}
 
     @cached_property
     def statistics_variables(self) -> list[Any]:

@@ -86,10 +86,14 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Adagrad (Duchi et al. 2011), one accumulator per weight: a = decay * a + g²; w -= rate * g / (√a + epsilon).
+    """Adagrad (Duchi et al. 2011), with one accumulator per weight.
+
+    a = decay * a + (1 - decay) * initial_accumulator + g²; w -= rate * g / (√a + epsilon)
 
     With a `decay` of 1, steps become smaller for ever. With a smaller one, the accumulator forgets, as RMSprop's does,
-    and the step of a typical gradient does not fall below rate * √(1 - decay): weights follow a stream that drifts.
+    and the step of a typical gradient does not fall below rate * √(1 - decay): weights follow a stream that drifts. It
+    forgets towards its first value, so that the step of a gradient far below √initial_accumulator is in proportion to
+    it, as in SGD: where positives are rare, the many small gradients between two of them move little.
     """
 
     rate: float = 0.2
@@ -101,7 +105,7 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class RowWiseAdagrad(Optimizer):
-    """Adagrad with one accumulator per row, fed with the mean of g² over the row: nearly no optimizer memory."""
+    """`Adagrad` with one accumulator per row, fed with the mean of g² over the row: nearly no optimizer memory."""
 
     rate: float = 0.2
     initial_accumulator: float = 0.01

@@ -224,7 +224,8 @@ class Spec:
         if parts:
             raise ModelMismatch(
                 f"{whose} holds another model; they differ in: {', '.join(parts)}. Undo the change, or see with "
-                "`streamtrain plan` what the changed model keeps, and let `streamtrain evolve` take it over"
+                "`streamtrain plan` what the changed model keeps, and let `streamtrain evolve` take it over",
+                self.to_json(),
             )
 
     def _different_tables(self, wanted: "Spec") -> Iterator[str]:

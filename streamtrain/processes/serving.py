@@ -17,10 +17,11 @@ from typing import Any
 from streamtrain.address import Hosts, binding, parse_address, parse_listener
 from streamtrain.cluster.client import CoordinatorClient, Heartbeat
 from streamtrain.cluster.members import SERVER
-from streamtrain.errors import ConfigError
+from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.memory import has_room_for_standby
 from streamtrain.metrics import registry as endpoint
 from streamtrain.model.model import Model
+from streamtrain.model.spec import Spec
 from streamtrain.processes.server import serve
 from streamtrain.ps.rpc.security import Security
 from streamtrain.publish.versions import VersionControl
@@ -38,7 +39,7 @@ from streamtrain.service.programs import Program, replicate
 from streamtrain.service.supervisor import Supervisor
 from streamtrain.settings.groups import PublishSettings, ServeSettings, Settings
 from streamtrain.store.checkpoint.source import CheckpointOrigin
-from streamtrain.store.publication import PROD
+from streamtrain.store.publication import PROD, Origin
 from streamtrain.store.redis.model import RedisModel
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.store.redis.source import RedisOrigin
@@ -368,19 +369,19 @@ def follow_all(load: Load, settings: Settings) -> tuple[list[RegistryUpdater], d
     """
     names = settings.serve.models
     if not names:
-        return [follow(load(None), settings)], {}
+        return [follow(_as_begun(load(None), settings), settings)], {}
     followers: list[RegistryUpdater] = []
     failed: dict[str, str] = {}
     loaded: dict[str, tuple[Model, Graph]] = {}  # models of one file differ in their rows and weights alone
     for name, file in names.items():
         try:
-            if file not in loaded:
-                model = load(file or None)
-                loaded[file] = model, Graph(model)
-            model, graph = loaded[file]
             publish = settings.publish.model_copy(update={"model": name})
             checkpoint = settings.checkpoint.model_copy(update={"url": None})  # whose rows may be another model's
             one = settings.model_copy(update={"publish": publish, "checkpoint": checkpoint})
+            if file not in loaded:
+                model = _as_begun(load(file or None), one)
+                loaded[file] = model, Graph(model)
+            model, graph = loaded[file]
             followers.append(follow(model.named(name), one, graph))
         except ConfigError as exc:
             failed[name] = str(exc)
@@ -388,6 +389,24 @@ def follow_all(load: Load, settings: Settings) -> tuple[list[RegistryUpdater], d
     if not followers:
         raise ConfigError(f"none of serve.models can be served: {'; '.join(failed.values())}")
     return followers, failed
+
+
+def _as_begun(model: Model, settings: Settings) -> Model:
+    """The model, with the defaults with which what it is to serve began, if that can be read now."""
+    origins: list[Origin] = []
+    if settings.publish.url:
+        origins.append(RedisOrigin(_model(settings.publish, timeout=_LOOKUP_SECONDS)))
+    if settings.checkpoint.url:
+        origins.append(CheckpointOrigin(settings.checkpoint.url, model.name))
+    for origin in origins:
+        try:
+            found = origin.find(None)
+        except StreamtrainError as exc:  # said where it is followed
+            logger.debug("%s", exc)
+        else:
+            if found:
+                return model.with_defaults_of(Spec.from_json(found.spec))
+    return model
 
 
 def follow(model: Model, settings: Settings, graph: Graph | None = None) -> RegistryUpdater:

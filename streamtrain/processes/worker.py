@@ -194,12 +194,7 @@ class WorkerProcess:
         shards = self._shards(start)
         policy = Retry(timeout=self._settings.ps.timeout)
         run = patiently(shards.agree, policy, stopped)
-        if "start" in self._settings.stream.model_fields_set and run.start != start:
-            logger.info(
-                "stream.start = %s has no effect: it is where a new run begins, and this run resumes from the clocks "
-                "of its shards; to learn from there, begin a run with a checkpoint.url and stream.group of its own",
-                self._settings.stream.start,
-            )
+        self._warn_of_start(run.start, start)
         topic = retry(self._stream.identity, SourceUnavailable, stopped)
         if topic not in {"", run.topic}:
             if run.topic and topic != self._settings.stream.topic_id:
@@ -210,8 +205,9 @@ class WorkerProcess:
         copies.check()
         ps = self._settings.ps
         client = shards.client(self._name, run, dtype=ps.wire_dtype, lanes=ps.lanes, retry=policy, stopped=stopped)
-        name = self._stream.name
-        standstill = StandstillWatch(self._stream.ends, lambda partition: f"partition {partition} of {name}")
+        standstill = StandstillWatch(
+            self._stream.ends, lambda partition: f"partition {partition} of {self._stream.name}"
+        )
         self.metrics.watch(
             lambda: self._stream.unreachable,
             lambda: client.away,
@@ -223,6 +219,7 @@ class WorkerProcess:
             *(self._model, self._step, client, lambda: patiently(shards.progress, policy, stopped)),
             intake=self._intake(run.id, copies.incarnation, standstill, stopped),
             shards=len(self._addresses),
+            start=run.start,
             config=self._loop_config(),
             validation=self.validation,
             blocks=tracker,
@@ -251,6 +248,14 @@ class WorkerProcess:
             if writer is not None:
                 writer.close()
         logger.info("learned %d samples", loop.stats.samples)
+
+    def _warn_of_start(self, begun: Clock, start: Clock) -> None:
+        if "start" in self._settings.stream.model_fields_set and begun != start:
+            logger.info(
+                "stream.start = %s has no effect: it is where a new run begins, and this run resumes from the clocks "
+                "of its shards; to learn from there, begin a run with a checkpoint.url and stream.group of its own",
+                self._settings.stream.start,
+            )
 
     def _open_blocks(self, topic: str) -> tuple[BlockWriter | None, BlockTracker | None]:
         """What writes blocks of predictions and what makes them; None: none are kept."""

@@ -9,7 +9,7 @@ from streamtrain._core import merge_rows
 from streamtrain.model.spec import Rates
 from streamtrain.ps.clock import PushOutcome, Span, VectorClock
 from streamtrain.ps.consistency import CompletedPush, PushFuture, WorkerBarrier, check_ahead
-from streamtrain.ps.push import DenseChange, Floats, Push, PushResult, RowUpdate
+from streamtrain.ps.push import DenseChange, Floats, Push, PushResult, RowUpdate, change_of_step
 from streamtrain.ps.shard import Shard
 
 
@@ -167,7 +167,12 @@ def _dense_of(
     if len(gradients) == len(given):
         scales = np.ones_like(shares) if shard.spec.reduction == "sum" else shares
         return np.asarray(np.sum([s * g for s, g in zip(scales, gradients, strict=True)], 0, np.float32))
-    changes = [one if isinstance(one, DenseChange) else _change_of(shard, one, rates) for one in given]
+    # One whose batch was a single step comes with its gradient.
+    begun = shard.spec, shard.dense.pull(), shard.dense.slots, shard.dense.steps
+    changes = [
+        one if isinstance(one, DenseChange) else change_of_step(*begun, gradient=one, rate=rates.dense_optimizer)
+        for one in given
+    ]
     if shard.spec.reduction == "sum":
         return reduce(_one_after_the_other, changes)
     by, added, decay = (
@@ -175,16 +180,6 @@ def _dense_of(
         for i in range(3)
     )
     return DenseChange(by, added, decay, float(shares @ np.array([one.steps for one in changes], np.float32)))
-
-
-def _change_of(shard: Shard, gradient: Floats, rates: Rates) -> DenseChange:
-    """The change that one step by a gradient would make, for a worker whose batch was a single step."""
-    values, slots = shard.dense.pull(), shard.dense.slots
-    trial = shard.spec.make_dense(values)
-    trial.load(values, slots, shard.dense.steps)
-    usable = trial.apply(gradient, rates.dense_optimizer)
-    by = trial.pull() - values if usable else np.full_like(values, np.nan)
-    return DenseChange(by, trial.slots - slots, np.ones(len(slots), np.float32), 1.0)
 
 
 def _one_after_the_other(a: DenseChange, b: DenseChange) -> DenseChange:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.model.bad_samples import Refusals
-from streamtrain.model.spec import Rates
+from streamtrain.model.spec import Rates, Spec
 from streamtrain.ps.clock import PushOutcome, Span
 
 Floats = NDArray[np.float32]
@@ -55,6 +55,29 @@ class DenseChange(NamedTuple):
     def part(self, of: slice) -> "DenseChange":
         """The change of a part of the slice."""
         return DenseChange(self.by[of], np.ascontiguousarray(self.added[:, of]), self.decay, self.steps)
+
+
+def change_of_step(
+    spec: Spec, values: Floats, slots: Floats, steps: float, *, gradient: Floats, rate: float
+) -> DenseChange:
+    """The change that one step by a gradient makes of a part of the dense vector.
+
+    Args:
+        spec: of the shards.
+        values: float32 [n], the weights.
+        slots: float32 [slots, n], the optimizer's.
+        steps: how many the optimizer has made.
+        gradient: float32 [n].
+        rate: learning rate.
+
+    Returns:
+        The change; NaN if the gradient cannot be applied.
+    """
+    trial = spec.make_dense(values)
+    trial.load(values, slots, steps)
+    usable = trial.apply(gradient, rate)
+    by = trial.pull() - values if usable else np.full_like(values, np.nan)
+    return DenseChange(by, trial.slots - slots, np.ones(len(slots), np.float32), 1.0)
 
 
 class Push(NamedTuple):

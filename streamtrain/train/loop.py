@@ -27,7 +27,7 @@ from streamtrain.model.model import Model
 from streamtrain.model.sampling import Sampling
 from streamtrain.periodic import PeriodicTask
 from streamtrain.ps.client import Client, PendingPush, any_rejected, total_stats
-from streamtrain.ps.clock import Cursor, Progress, Span, latest, refusals_at, watermarks_at
+from streamtrain.ps.clock import Clock, Cursor, Progress, Span, latest, refusals_at, watermarks_at
 from streamtrain.ps.push import Floats, PushStats
 from streamtrain.train.blocks import BlockTracker
 from streamtrain.train.intake import DecodedBatch, Intake
@@ -223,6 +223,7 @@ class Loop:
         progress: returns the progress of all shards.
         intake: source of samples; opened and closed here.
         shards: number of shards.
+        start: where the run began; None: at offset 0.
         config: batching, prefetching and intervals.
         validation: receives every prediction, made before its sample was learned; not again after a rewind.
         blocks: receives them too, by where their samples stand in the log; None: no blocks are made.
@@ -243,6 +244,7 @@ class Loop:
         *,
         intake: Intake,
         shards: int,
+        start: Clock | None = None,
         config: LoopConfig | None = None,
         validation: Validation | None = None,
         blocks: BlockTracker | None = None,
@@ -250,7 +252,7 @@ class Loop:
         graphs: Callable[[], GraphCache] = GraphCache,
     ) -> None:
         self._client = client
-        self._progress = progress
+        self._progress, self._start = progress, start or {}
         self._intake = intake
         self._config = config = config or LoopConfig()
         self._linger = BatchLinger(config)
@@ -319,7 +321,7 @@ class Loop:
         if prefetched.decoded.letters:
             self._intake.flush_dead_letters()
         self._in_flight = _InFlight(prefetched, result, self._push(prefetched, result))
-        if not self._config.ahead:
+        if not self._trainer.ahead:
             self._settle()
         return True
 
@@ -344,7 +346,7 @@ class Loop:
 
     def _read_ahead(self) -> None:
         """Reads, plans and pulls this batch and the next ones."""
-        while len(self._ahead) <= self._config.ahead and (self._parts or self._is_ripe()):
+        while len(self._ahead) <= self._trainer.ahead and (self._parts or self._is_ripe()):
             if not self._parts and not self._read():
                 return
             spans, decoded, plan = self._plan()
@@ -495,6 +497,10 @@ class Loop:
         self._trainer.forget()
         self._reconnects = self._client.reconnects
         progress = self._progress()
+        if not any(at > self._start.get(p, 0) for shard in progress for p, at in shard.clock.items()):
+            self._trainer.begin()  # also if shards have lost all that they had learned
+        elif not self.rewinds:
+            self._trainer.beginning = None
         self._cursor.rewind(self._partitions, [shard.clock for shard in progress])
         if self._blocks:
             self._blocks.restore(self._cursor.positions, progress)

@@ -24,7 +24,7 @@ from streamtrain.model.model import Model
 from streamtrain.model.spec import Spec
 from streamtrain.ps.client import PendingPull, RowGradients
 from streamtrain.ps.push import DenseChange
-from streamtrain.train.micro_graph import OF_GRAPHS, ColumnKind, MicroGraph, Shape, TableGroup
+from streamtrain.train.micro_graph import OF_GRAPHS, ColumnKind, MicroGraph, Shape, TableGroup, set_apart
 from streamtrain.train.optimizer_steps import dense_decay
 from streamtrain.train.step import Floats, Step
 
@@ -173,10 +173,14 @@ class MicroStep:
         most = int(np.add.reduceat(lengths, np.arange(0, len(batch), self.size)).max(initial=0))
         return self._shape.steps * most <= max(_PADDED_IDS, _PADDING * int(lengths.sum()))
 
+    def reserve(self, plan: Plan) -> Shape:
+        """Has the next graph be large enough for batches like that of a plan; compiles nothing."""
+        self._grow_rows(plan)
+        return self._fit(MicroPlan(plan, self.size, self._tables))
+
     def compile(self, plan: Plan) -> None:
         """Compiles the graph for batches like that of a plan; learns nothing."""
-        self._grow_rows(plan)
-        shape = self._fit(MicroPlan(plan, self.size, self._tables))
+        shape = self.reserve(plan)
         self._call(shape, self._graph(shape).no_samples())
 
     def room_for(self, plan: Plan) -> RowBuffers:
@@ -262,7 +266,10 @@ class MicroStep:
         rates = pulled.rates or self._spec.first_rates
         of_groups = [rates.embedding_optimizer if own is None else own for own in self._own_rates]
         floats: list[Any] = [
-            np.array([*of_groups, rates.dense_optimizer], np.float32),
+            set_apart(
+                [*(one.settings for one in self._groups), self._spec.dense_optimizer],
+                [*of_groups, rates.dense_optimizer],
+            ),
             pulled.slots,
             np.array([pulled.steps], np.float32),
         ]

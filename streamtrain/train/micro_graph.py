@@ -6,11 +6,12 @@ Its shapes are static, and padded: a `Shape` says how large they are. TensorFlow
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamtrain.model.forward import Traced
 from streamtrain.model.model import Model
@@ -22,11 +23,18 @@ _SMALL = 1024  # elements; the optimizer steps smaller weights together
 _LIMIT = 2.0**56  # of gradients, as in the core's optimizer.h
 
 OF_GRAPHS = ("dim", "optimizer", "epsilon", "decay", "beta1", "beta2", "beta", "l1", "l2")
-"""Settings of an optimizer that a compiled graph depends on; its rate is an argument."""
+"""Settings of an optimizer that a compiled graph depends on; its rate and first accumulator are arguments."""
 
-_OF_OPTIMIZERS = (*OF_GRAPHS, "rate", "initial_accumulator")
+_BY_OPTIMIZER = ("rate", "initial_accumulator")  # settings that are arguments
+
+_OF_OPTIMIZERS = (*OF_GRAPHS, *_BY_OPTIMIZER)
 
 ColumnKind = Literal["single", "list", "sequence"]
+
+
+def set_apart(settings: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> NDArray[np.float32]:
+    """What a graph takes of optimizers as an argument, float32 [2, n]: their rates, and their first accumulators."""
+    return np.array([rates, [one.get("initial_accumulator", 0.0) for one in settings]], np.float32)
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class _Arguments(NamedTuple):
 
     Attributes:
         count: number of samples.
-        rates: learning rate of each group, then that of the weights.
+        optimizers: what may differ of the each group's optimizer, then of that of the weights; see `set_apart`.
         own: states of random generators.
         parameters: [P + S].
         slots: [slots, P], state of the dense optimizer.
@@ -97,7 +105,7 @@ class _Arguments(NamedTuple):
     """
 
     count: Any
-    rates: Any
+    optimizers: Any
     own: list[Any]
     parameters: Any
     slots: Any
@@ -221,7 +229,7 @@ class MicroGraph:
     def _packing(self) -> tuple[list[list[int]], list[list[int]]]:
         """Shapes of what is packed, floats and integers; in the order of `MicroStep._arguments`."""
         steps, size = self._shape.steps, self._size
-        floats, integers = [[len(self._groups) + 1], [self._slots, sum(self._sizes)], [1]], [[1]]
+        floats, integers = [[len(_BY_OPTIMIZER), len(self._groups) + 1], [self._slots, sum(self._sizes)], [1]], [[1]]
         for group, entries in zip(self._groups, self._shape.entries, strict=True):
             floats.append([steps, entries])
             integers += [[steps, entries], [steps, sum(self._shape.slots[f][1] for f in group.features)]]
@@ -234,14 +242,14 @@ class MicroGraph:
 
     def _unpacked(self, own: list[Any], parameters: Any, matrices: list[Any], *packed: Any) -> _Arguments:
         tf = self._tf
-        (rates, slots, taken, *rest), (count, *integers) = (
+        (optimizers, slots, taken, *rest), (count, *integers) = (
             [tf.reshape(part, of) for part, of in zip(tf.split(one, [*map(math.prod, all_of)]), all_of, strict=True)]
             for one, all_of in zip(packed, self._packing(), strict=True)
         )
         groups, lists = len(matrices), len(integers) - 2 * len(matrices)
         return _Arguments(
             count[0],
-            rates,
+            optimizers,
             own,
             parameters,
             slots,
@@ -275,7 +283,7 @@ class MicroGraph:
             gradient = tf.math.unsorted_segment_sum(one, given[3][k], block.shape[0])
             if reduction == "mean":
                 gradient *= share
-            settings = self._groups[g].settings | {"rate": of.rates[g]}
+            settings = self._groups[g].settings | self._set_apart(of, g)
             moved = step_rows(settings, block, gradient)
             if self._leaves_out(self._groups[g]):
                 live = given[2][k][:, None] > 0
@@ -293,6 +301,9 @@ class MicroGraph:
         made = [array.write(k, value) for array, value in zip(state.made, values, strict=True)]
         own, statistics = forward.separate(new_known)
         return _State(k + 1, rows, dense, slots, done, statistics, own, unusable, made)
+
+    def _set_apart(self, of: _Arguments, optimizer: int) -> dict[str, Any]:
+        return {name: of.optimizers[i, optimizer] for i, name in enumerate(_BY_OPTIMIZER)}
 
     def _pack(self, weights: list[Any]) -> list[Any]:
         """Large weights by themselves, then all small ones as one vector, as each kernel of XLA has a fixed cost."""
@@ -324,7 +335,7 @@ class MicroGraph:
         """Weights, slots and number of steps after one, of which a guarded one may be left out."""
         tf = self._tf
         t = of.taken + tf.cast(state.done + 1, tf.float32)
-        settings = self._dense_optimizer | {"rate": of.rates[-1]}
+        settings = self._dense_optimizer | self._set_apart(of, -1)
         dense, slots = step_dense(settings, state.dense, state.slots, t, gradients)
         if not self._shape.guarded:
             return dense, slots, state.done + 1

@@ -29,10 +29,10 @@ def step_rows(settings: dict[str, Any], rows: "tf.Tensor", gradient: "tf.Tensor"
         case "sgd":
             return w - rate * gradient
         case "adagrad":
-            a = settings["decay"] * state + gradient * gradient
+            a = settings["decay"] * state + (_refill(settings) + gradient * gradient)
             return tf.concat([w - rate * gradient / (tf.sqrt(a) + settings["epsilon"]), a], 1)
         case "rowwise_adagrad":
-            a = settings["decay"] * state + tf.reduce_mean(gradient * gradient, 1, keepdims=True)
+            a = settings["decay"] * state + (_refill(settings) + tf.reduce_mean(gradient * gradient, 1, keepdims=True))
             return tf.concat([w - rate / (tf.sqrt(a) + settings["epsilon"]) * gradient, a], 1)
         case "adam":
             t = tf.minimum(state[:, 2 * dim :] + 1.0, _MOST_STEPS)
@@ -65,8 +65,8 @@ def step_dense(
         case "sgd":
             return [w - rate * g for w, g in zip(weights, gradients, strict=True)], []
         case "adagrad":
-            sums = [settings["decay"] * a + g * g for a, g in zip(slots[0], gradients, strict=True)]
-            epsilon = settings["epsilon"]
+            decay, refill, epsilon = settings["decay"], _refill(settings), settings["epsilon"]
+            sums = [decay * a + (refill + g * g) for a, g in zip(slots[0], gradients, strict=True)]
             moved = [w - rate * g / (tf.sqrt(a) + epsilon) for w, g, a in zip(weights, gradients, sums, strict=True)]
             return moved, [sums]
         case "adam":
@@ -76,6 +76,11 @@ def step_dense(
             return moved, [[m for m, _, _ in done], [v for _, v, _ in done]]
         case other:
             raise AssertionError(other)
+
+
+def _refill(settings: dict[str, Any]) -> Any:
+    """What Adagrad's accumulator gets back of its initial value in each update."""
+    return (np.float32(1) - np.float32(settings["decay"])) * settings["initial_accumulator"]
 
 
 def dense_decay(settings: dict[str, Any], steps: int) -> NDArray[np.float32]:

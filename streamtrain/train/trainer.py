@@ -3,12 +3,14 @@
 A batch larger than the model's micro-batches is trained in several steps (micro.py), any other in one (step.py).
 """
 
+import sys
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamtrain._core import Plan, Planner
 from streamtrain.model.bad_samples import Refusals
@@ -16,8 +18,9 @@ from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.ps.client import Client, PendingPull, PendingPush, RowGradients, ShardReader
 from streamtrain.ps.clock import Span
-from streamtrain.ps.push import DenseChange, Floats
+from streamtrain.ps.push import DenseChange, Floats, change_of_step
 from streamtrain.train.micro import MicroResult, MicroStep, RowBuffers
+from streamtrain.train.prior import LabelPrior
 from streamtrain.train.step import Step
 
 
@@ -102,28 +105,75 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Model, step: Step, client: Client, shards: int, *, micro: MicroStep | None, ahead: int = 0
+        self,
+        model: Model,
+        step: Step,
+        client: Client,
+        shards: int,
+        *,
+        micro: MicroStep | None,
+        ahead: int = 0,
     ) -> None:
-        self._step = step
+        self._model, self._step = model, step
         self._micro = micro
         self._client = client
         self._planner = model.planner(shards)
+        self._ahead = ahead
         self._changes: deque[_Change] = deque(maxlen=ahead)
         self._pushes = 0
+        self._prior: LabelPrior | None = None
+
+    def begin(self) -> None:
+        """Has the outputs find the labels' log-odds (prior.py), as nothing has been learned yet.
+
+        If every batch is one step, they take the way of all weights.
+        """
+        self._prior = LabelPrior(self._model) if self._micro and self._model.output_biases else None
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may be pulled before the previous one is pushed: none while the outputs begin."""
+        return 0 if self._prior else self._ahead
+
+    @property
+    def most(self) -> int:
+        """Samples that the next batch may have."""
+        return self._prior.most if self._prior else sys.maxsize
+
+    @property
+    def beginning(self) -> NDArray[np.float64] | None:
+        """State of the outputs' beginning; None: they have begun, which they may be told to."""
+        return self._prior.state if self._prior else None
+
+    @beginning.setter
+    def beginning(self, given: NDArray[np.float64] | None) -> None:
+        if self._prior and given is not None:
+            self._prior.state = given
+        else:
+            self._prior = None
 
     def plan(self, batch: Batch) -> Plan:
         """Which rows a batch needs."""
         return plan(self._planner, batch)
 
     def fits(self, plan: Plan, batch: Batch, most: int) -> bool:
-        """Whether a batch exchanges at most `most` bytes of rows or gradients with any one shard."""
+        """Whether to learn a batch at once: it exchanges at most `most` bytes with any one shard, and has no parts."""
+        if len(batch) > self.most:
+            self.reserve(plan)
+            return False
         if len(batch.keys) * self._client.most_row_bytes <= most:  # as nearly always
             return True
         return self._client.nbytes(plan, in_steps=self._micro is not None) <= most
 
+    def reserve(self, plan: Plan) -> None:
+        """Has the graph that is compiled next be large enough for a batch, though it is learned in parts."""
+        if self._micro:
+            self._micro.reserve(plan)
+
     def pull(self, plan: Plan, batch: Batch, ahead: int = 0) -> PulledBatch:
         """Requests the rows and weights of a batch; `ahead` batches are pulled and not pushed yet."""
-        room = self._micro.room_for(plan) if self._micro and self._micro.takes(batch) else None
+        with_state = self._micro and (self._prior or self._micro.takes(batch))
+        room = self._micro.room_for(plan) if self._micro and with_state else None
         pulled = self._client.pull(plan, ahead, room.by_table if room else None)
         return PulledBatch(batch, plan, pulled, room, self._pushes)
 
@@ -142,11 +192,36 @@ class Trainer:
         for change in self._changes:
             if change.pushes >= pulling.pushes:
                 _carry(change, pulling)
-        micro = self._micro.train(pulled, pulling.room, plan, batch)
-        self._changes.append(_Change(self._pushes, plan, pulling.room.by_table, micro))
-        return BatchResult(
-            micro.predictions, micro.loss, micro.rows, micro.dense, micro.statistics_change, micro.non_finite_dense
-        )
+        if self._prior is None:
+            return self._learn(self._micro, pulling, pulling.room)
+        moved = self._prior.move()
+        if moved is not None:
+            pulled.parameters[: len(moved)] += moved
+        made = self._learn(self._micro, pulling, pulling.room)
+        assert isinstance(made.dense, DenseChange)
+        if moved is not None:
+            made = made._replace(dense=made.dense._replace(by=made.dense.by + moved))
+        self._prior.add(made.predictions, batch)
+        if self._prior.is_settled:
+            self._prior = None
+        return made
+
+    def _learn(self, micro: MicroStep, pulling: PulledBatch, room: RowBuffers) -> BatchResult:
+        """Learns a batch that was pulled with the optimizer's state, in as many steps as it has."""
+        batch, plan, pulled = pulling.batch, pulling.plan, pulling.pulled
+        if micro.takes(batch):
+            steps = micro.train(pulled, room, plan, batch)
+            self._changes.append(_Change(self._pushes, plan, room.by_table, steps))
+            change, non_finite = steps.statistics_change, steps.non_finite_dense
+            return BatchResult(steps.predictions, steps.loss, steps.rows, steps.dense, change, non_finite)
+        spec = self._client.spec
+        rows = [of_table[:, :dim].ravel() for of_table, dim in zip(room.by_table, spec.dims, strict=True)]
+        flat = np.concatenate([np.empty(0, np.float32), *rows])
+        one = self._step.train(pulled.parameters, plan, flat, batch)
+        rate = (pulled.rates or spec.first_rates).dense_optimizer
+        before = pulled.parameters[: spec.dense_size]
+        dense = change_of_step(*(spec, before, pulled.slots, pulled.steps), gradient=one.dense_gradient, rate=rate)
+        return BatchResult(one.predictions, one.loss, plan.unpool(one.row_gradient), dense, one.statistics_change)
 
     def push(
         self,

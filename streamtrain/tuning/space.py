@@ -21,14 +21,15 @@ _STEP = 10**0.5
 _DECADE = (0.1, 1 / _STEP, 1.0, _STEP, 10.0)
 _AROUND = (1 / _STEP, 1.0, _STEP)
 _CLOSE = (_STEP**-0.5, 1.0, _STEP**0.5)
-_EMBEDDING_OPTIMIZERS = (Adagrad(decay=0.999), RowWiseAdagrad(decay=0.999), Adam(0.003), FTRL(0.3), SGD(0.1))
+_EMBEDDING_OPTIMIZERS = (Adagrad(decay=0.9995), RowWiseAdagrad(decay=0.9995), Adam(0.003), FTRL(0.3), SGD(0.1))
+_DENSE_OPTIMIZERS = (Adagrad(0.03, 0.1, decay=0.999), Adam(0.001, beta1=0.0), Adam(0.001), SGD(0.03))
 
 HEATS: tuple[Heat, ...] = (
     {"reduction": ("row_sum", "mean", "sum"), "embedding_rate": _DECADE},
     {"dense_rate": _DECADE},
     {"micro_batch_size": (4, 8, 16, 64), "embedding_rate": _AROUND},
     {"embedding_optimizer": _EMBEDDING_OPTIMIZERS, "embedding_rate": _AROUND},
-    {"dense_optimizer": (Adam(0.001, beta1=0.0), Adam(0.001), Adagrad(0.05), SGD(0.03)), "dense_rate": _AROUND},
+    {"dense_optimizer": _DENSE_OPTIMIZERS, "dense_rate": _AROUND},
     {"initial_accumulator": (1e-5, 1e-3, 0.1, 1.0)},
     {"decay": (1.0, 0.9999, 0.99)},
     {"dim": (0.25, 0.5, 2.0, 4.0)},

@@ -152,7 +152,7 @@ def test_learner_opens_what_a_cluster_wrote(tmp_path: Path, count: int, caplog: 
     cluster = stm.Learner(model, shards=count)
     nodes = [Node(i, count, Async, CheckpointWriter(Epochs(tmp_path))) for i in range(count)]
     Shards(nodes, beginning_of(model, cluster._step)).agree()
-    cluster._use([node.shard for node in nodes])
+    cluster._use([node.shard for node in nodes], begins=False)
     checkpointer = Checkpointer([LocalControl(node) for node in nodes], Epochs(tmp_path))
     for number, kind in ((1, "full"), (2, "delta")):
         cluster.learn(clicks(300, number))

@@ -37,7 +37,7 @@ def sgd(w: Floats, steps: Floats) -> Floats:
 def adagrad(w: Floats, steps: Floats) -> Floats:
     a = np.full_like(w, F(0.3))
     for g in steps:
-        a = F(0.9) * a + g * g
+        a = F(0.9) * a + ((F(1) - F(0.9)) * F(0.3) + g * g)
         w = w - F(0.1) * g / (np.sqrt(a) + F(1e-5))
     return w
 

@@ -106,6 +106,10 @@ class Optimizer:
         z = np.where(w == 0, f32(0), -(w * scale + np.copysign(f32(self.l1), w)))
         return np.concatenate([z, np.full(dim, a)])
 
+    @property
+    def _refill(self) -> f32:
+        return f32((f32(1) - f32(self.decay)) * f32(self.initial_accumulator))
+
     def apply(self, w: Floats, state: Floats, g: Floats, rate: f32) -> tuple[Floats, Floats]:
         dim = len(w)
         epsilon: Any = f32(self.epsilon)
@@ -113,14 +117,14 @@ class Optimizer:
             case "sgd":
                 return w - rate * g, state
             case "adagrad":
-                a = f32(self.decay) * state + g * g
+                a = f32(self.decay) * state + (self._refill + g * g)
                 return w - rate * g / (np.sqrt(a) + epsilon), a
             case "rowwise_adagrad":
                 s = np.zeros(8, f32)
                 for part in np.pad(g * g, (0, -dim % 8)).reshape(-1, 8):
                     s = s + part
                 total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
-                a = f32(self.decay) * state + total / f32(dim)
+                a = f32(self.decay) * state + (self._refill + total / f32(dim))
                 return w - rate / (np.sqrt(a) + epsilon) * g, a
             case "adam":
                 t = state[2 * dim] + f32(1)

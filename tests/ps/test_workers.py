@@ -128,6 +128,19 @@ def test_bulk_is_learning_alone(count: int, rows: Optimizer, dense: Optimizer, r
         np.testing.assert_allclose(dense_of(where.held), dense_of(alone._shards), atol=1e-5)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_outputs_of_a_cluster_begin_at_the_log_odds(workers: int) -> None:
+    """Also if several workers begin at the same time, each of which moves the bias."""
+    model = make([stm.Categorical("user", dim=4)], normed, micro_batch_size=8)
+    [place] = model.output_biases.values()
+    rare = [{**one, "label": int(i % 400 == 399)} for i, one in enumerate(clicks(1200))]
+    with served(2, beginning=beginning_of(model, Step(model))) as where:
+        loops = learn(model, dict.fromkeys(range(workers), rare), where, LoopConfig(batch_size=256, ahead=1))
+        learned = sum(loop.stats.samples for loop in loops)
+        assert learned == 1200 * workers
+        assert -9 < dense_of(where.held)[place] < -4  # log(1 / 400) is -6
+
+
 def scan(learner: stm.Learner, table: str) -> dict[int, np.ndarray[Any, Any]]:
     t = [one.name for one in learner.model.schema.tables].index(table)
     found: dict[int, np.ndarray[Any, Any]] = {}

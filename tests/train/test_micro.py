@@ -179,6 +179,7 @@ def test_micro_batches_of_any_size(
     samples = stream(count, seed)
     small = stm.Learner(make(rows, dense, reduction, None), batch_size=batch)
     large = stm.Learner(make(rows, dense, reduction, micro), batch_size=batch, shards=shards)
+    large._trainer.beginning = None  # else the first batches are cut elsewhere, and outputs begin at the log-odds
     for start in range(0, count, batch):
         part = samples[start : start + batch]
         expected = [small.learn(part[at : at + micro]).predictions for at in range(0, len(part), micro)]
@@ -309,6 +310,7 @@ def test_workers_that_take_turns_are_one_worker() -> None:
     model, graphs = make("Adagrad", "Adam", "row_sum", 8), GraphCache()
     learner, alone = (stm.Learner(model, batch_size=32, graphs=graphs) for _ in range(2))
     samples = stream(160, 7)
+    alone._trainer.beginning = None
     workers = [trainer(model, learner._shards, 0, graphs) for _ in range(2)]
     for i, (batch, _) in enumerate(alone.read(samples)):
         worker = workers[i % 2]
@@ -404,6 +406,7 @@ def test_statistics_of_batch_norm_follow_the_steps() -> None:
     schema = stm.Schema(features=[stm.Categorical("user", dim=4)], time="ts")
     small = stm.Learner(stm.Model(schema, normed, micro_batch_size=None), batch_size=8)
     large = stm.Learner(stm.Model(schema, normed, micro_batch_size=8), batch_size=40, shards=2)
+    large._trainer.beginning = None
     samples = stream(80, 9)
     np.testing.assert_allclose(large.learn(samples).predictions, small.learn(samples).predictions, atol=1e-5)
     statistics = [np.concatenate([s.statistics.pull() for s in one._shards]) for one in (small, large)]
@@ -421,7 +424,7 @@ def test_models_that_differ_in_more_have_graphs_of_their_own() -> None:
         model,
         model.replace(seed=1),
         model.replace(reduction="mean"),
-        model.replace(dense_optimizer=stm.Adagrad()),
+        model.replace(dense_optimizer=stm.SGD()),
     ):
         stm.Learner(other, batch_size=64, graphs=graphs).learn(samples)
     assert len(graphs.compiled) == 4
@@ -433,6 +436,7 @@ def test_a_plan_tells_what_goes_to_a_shard_at_most(micro: int | None, monkeypatc
     model = make("Adagrad", "Adam", "row_sum", micro)
     learner = stm.Learner(model, batch_size=100, shards=2)
     [(batch, _)] = learner.read(stream(100, 5))
+    learner._trainer.beginning = None
     client, plan = learner._trainer._client, learner._trainer.plan(batch)
     sent: list[int] = []
     pull, push = LocalSession.pull, LocalSession.push

@@ -134,7 +134,7 @@ def test_what_a_setting_changes() -> None:
     both = after(embedding_rate=2.0)
     assert both == {"embedding_optimizer": "st.FTRL(0.2, l1=0.5)", "user.optimizer": "st.Adagrad(0.6)"}
     assert after(embedding_optimizer=st.Adam(0.01)) == {"embedding_optimizer": "st.Adam(0.01)"}
-    assert after(dense_rate=3.0) == {"dense_optimizer": "st.Adam(0.003, beta1=0)"}
+    assert after(dense_rate=3.0) == {"dense_optimizer": "st.Adagrad(0.09, initial_accumulator=0.1, decay=0.999)"}
     assert after(dim=2.0) == {"user.dim": "8", "item.dim": "8", "history.dim": "8"}
     births = {"user.init": "st.Uniform(0.005)", "item.init": "st.Uniform(0.01)", "history.init": "st.Uniform(0.01)"}
     assert after(init_scale=0.1) == births
