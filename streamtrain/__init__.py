@@ -11,7 +11,7 @@ from streamtrain.errors import (
 )
 from streamtrain.learner import Learned, Learner
 from streamtrain.model.batch import Batch
-from streamtrain.model.features import Categorical, Constant, Cross, Label, Numeric, Uniform, pool_sequence
+from streamtrain.model.features import Categorical, Constant, Cross, Grid, Label, Numeric, Uniform, pool_sequence
 from streamtrain.model.loader import load_model
 from streamtrain.model.model import Model
 from streamtrain.model.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
@@ -35,6 +35,7 @@ __all__ = [
     "ConfigError",
     "Constant",
     "Cross",
+    "Grid",
     "Label",
     "Learned",
     "Learner",

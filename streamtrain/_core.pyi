@@ -21,6 +21,9 @@ def cross_ragged(
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.uint8]]:
     """Cross ragged columns sample by sample: keys, offsets [n + 1], and which samples have too many combinations."""
 
+def hash_cells(numbers: NDArray[np.float32], bits: Sequence[int], /) -> NDArray[np.uint64]:
+    """Keys of the cells of numbers, by number, then by bits; NaN is a missing one, which has one key as often."""
+
 def shards_of(keys: NDArray[np.uint64], shards: int, /) -> NDArray[np.uint32]: ...
 def keys_at(places: NDArray[np.uint64], /) -> NDArray[np.uint64]:
     """Keys at some places of hash tables, which differ from process to process: for tests of keys that collide."""
@@ -54,10 +57,11 @@ class NumericSpec:
         transform: Literal["none", "log1p", "standardize"] = "none",
         mean: float = 0.0,
         stddev: float = 1.0,
+        cells: Sequence[int] = (),
     ) -> None: ...
 
 class Columns:
-    """Decoded samples: n samples, F features (categoricals, then crosses), D numerics, L labels."""
+    """Decoded samples: n samples, F features (categoricals, crosses, cells of numerics), D numerics, L labels."""
 
     @property
     def size(self) -> int:

@@ -38,11 +38,11 @@ LabelSpec label_spec(std::string field, std::string_view kind, bool optional) {
 }
 
 NumericSpec numeric_spec(std::string field, std::optional<double> value, std::string_view transform, double mean,
-                         double stddev) {
+                         double stddev, std::vector<int> cells) {
   return {std::move(field), value,
           choose<NumericSpec::Transform>(transform, {"none", "log1p", "standardize"},
                                          "transform must be none, log1p or standardize"),
-          mean, stddev};
+          mean, stddev, std::move(cells)};
 }
 
 // What Python sees of the columns: the arrays own the vectors.
@@ -137,7 +137,8 @@ void bind_decode(nb::module_& m) {
            nb::arg("name"), nb::arg("categoricals"), nb::kw_only(), nb::arg("max_length") = 0);
   nb::class_<NumericSpec>(m, "NumericSpec")
       .def(nb::new_(&numeric_spec), nb::arg("field"), nb::kw_only(), nb::arg("default") = nb::none(),
-           nb::arg("transform") = "none", nb::arg("mean") = 0.0, nb::arg("stddev") = 1.0);
+           nb::arg("transform") = "none", nb::arg("mean") = 0.0, nb::arg("stddev") = 1.0,
+           nb::arg("cells") = std::vector<int>{});
 
   nb::class_<DecodedColumns>(m, "Columns")
       .def_ro("size", &DecodedColumns::size)

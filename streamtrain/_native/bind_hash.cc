@@ -4,6 +4,7 @@
 #include <span>
 
 #include "bind.h"
+#include "cell.h"
 #include "cross.h"
 #include "hash.h"
 #include "place.h"
@@ -67,6 +68,23 @@ nb::tuple cross_ragged(const std::vector<In<uint64_t, nb::ndim<1>>>& keys,
   return nb::make_tuple(to_numpy(std::move(out)), to_numpy(std::move(out_offsets)), to_numpy(std::move(too_large)));
 }
 
+// Keys of the cells of numbers, by number then by bits; NaN is a missing one, which has one key as often.
+auto hash_cells(In<float, nb::ndim<1>> numbers, const std::vector<int>& bits) {
+  for (const int of : bits)
+    if (of < 0 || of > kMaxCellBits) throw nb::value_error("cells have 0 to 23 bits");
+  const size_t count = bits.size();
+  std::vector<uint64_t> keys(numbers.shape(0) * count);
+  {
+    nb::gil_scoped_release release;
+    for (size_t i = 0; i < numbers.shape(0); ++i)
+      for (size_t j = 0; j < count; ++j) {
+        const float number = numbers.data()[i];
+        keys[i * count + j] = cell_key(number == number ? cell_id(number, bits[j]) : kNoCell);
+      }
+  }
+  return to_numpy(std::move(keys));
+}
+
 auto shards_of(In<uint64_t, nb::ndim<1>> keys, uint32_t shards) {
   if (shards == 0 || shards > kHashSlots) throw nb::value_error("shards must be between 1 and 65536");
   std::vector<uint32_t> owners(keys.shape(0));
@@ -89,6 +107,7 @@ void bind_hash(nb::module_& m) {
   m.def("hash_integers", &hash_integers<uint64_t>);
   m.def("hash_strings", &hash_strings<int32_t>);
   m.def("hash_strings", &hash_strings<int64_t>);
+  m.def("hash_cells", &hash_cells);
   m.def("cross_ragged", &cross_ragged);
   m.def("shards_of", &shards_of);
   m.def("keys_at", &keys_at);

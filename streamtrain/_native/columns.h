@@ -40,6 +40,7 @@ struct NumericSpec {
   std::optional<double> default_value;  // before the transform
   Transform transform;
   double mean, stddev;
+  std::vector<int> cells;  // bits of each of its cells (cell.h), largest cell first; empty: it has none
 };
 
 struct DecoderSpec {
@@ -60,7 +61,7 @@ struct Refusal {
   int64_t position;  // byte in the message, or -1
 };
 
-// n samples, F features (categoricals, then crosses), D numerics, L labels.
+// n samples, F features (categoricals, crosses, then numerics with cells), D numerics, L labels.
 struct Columns {
   size_t size = 0;                // n
   std::vector<int32_t> kept;      // [n] message of each sample

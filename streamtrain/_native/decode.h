@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "cell.h"
 #include "columns.h"
 #include "cross.h"
 #include "hash.h"
@@ -87,6 +88,7 @@ class Decoder {
   SampleReader reader_;
   std::vector<Feature> features_;
   std::vector<int> label_fields_, numeric_fields_;
+  std::vector<size_t> cell_features_;  // of each numeric; meaningless for one without cells
   int time_field_ = SampleReader::kUnknown, weight_field_ = SampleReader::kUnknown;
   std::vector<float> numeric_defaults_;
   std::vector<std::string> names_;  // of fields, then of crosses
@@ -129,8 +131,12 @@ inline Decoder::Decoder(DecoderSpec spec)
             "numeric \"" + numeric.field + "\" needs a finite mean and a positive, finite stddev");
     const float value = transform(numeric, numeric.default_value.value_or(0));
     require(!numeric.default_value || std::isfinite(value), "default of numeric \"" + numeric.field + "\" is not finite");
+    for (const int bits : numeric.cells)
+      require(bits >= 0 && bits <= kMaxCellBits, "cells of numeric \"" + numeric.field + "\" have 0 to 23 bits");
     numeric_fields_.push_back(reader_.field(numeric.field, kNumber, kNumber));
     numeric_defaults_.push_back(value);
+    cell_features_.push_back(features_.size());
+    if (!numeric.cells.empty()) features_.push_back({SampleReader::kUnknown, 0, false, 0, {}});
   }
   for (int f = 0; f < reader_.fields(); ++f) names_.push_back(reader_.name(f));
   cross_names_ = static_cast<int32_t>(names_.size());
@@ -307,10 +313,14 @@ inline bool Decoder::number_of(size_t numeric, float& to) {
   if (!value) {
     if (!spec.default_value) return refuse(Reason::kMissingField, field);
     to = numeric_defaults_[numeric];
+    if (!spec.cells.empty()) features_[cell_features_[numeric]].keys.push_back(cell_key(kNoCell));
     return true;
   }
   if (value->number_reason != Reason::kNone) return refuse(value->number_reason, field, value->position);
   to = transform(spec, value->number);
+  const float number = static_cast<float>(value->number);
+  for (const int bits : spec.cells)
+    features_[cell_features_[numeric]].keys.push_back(cell_key(cell_id(number, bits)));
   return std::isfinite(to) || refuse(Reason::kNotFinite, field, value->position);
 }
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples as columns; n samples, F embedded features (categoricals, then crosses), D numerics, L labels.
+    """Samples as columns; n samples, F embedded features (categoricals, crosses, cells), D numerics, L labels.
 
     Attributes:
         keys: uint64 [total], the keys of all features one after another.

@@ -16,10 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from streamtrain._core import TIME_RANGE, cross_ragged, hash_bytes, hash_integers, hash_strings, parse_times
+from streamtrain._core import (
+    TIME_RANGE,
+    cross_ragged,
+    hash_bytes,
+    hash_cells,
+    hash_integers,
+    hash_strings,
+    parse_times,
+)
 from streamtrain.errors import BadSample, ConfigError
 from streamtrain.model.batch import Batch
-from streamtrain.model.features import Categorical, Cross, Label, Numeric
+from streamtrain.model.features import Categorical, Cells, Cross, Label, Numeric
 from streamtrain.model.model import Model
 
 DETAILED = 64
@@ -402,7 +410,10 @@ class ColumnReader:
             refused.add(ids > self._schema.max_ids, "too_many_ids", cross.name)
         numeric = np.zeros((table.num_rows, len(self._schema.numerics)), np.float32)
         for j, number in enumerate(self._schema.numerics):
-            numeric[:, j] = self._number(table, number, refused)
+            values, missing = self._number(table, number, refused)
+            numeric[:, j] = _stored(number.transformed(values), number.field_name, refused)
+            if number.cells:
+                features.append(_cells(number.cells, values, missing))
         offsets = np.zeros((len(features), table.num_rows + 1), np.int32)
         for f, (_, of_feature) in enumerate(features):
             offsets[f] = of_feature
@@ -476,7 +487,10 @@ class ColumnReader:
         stored[missing] = np.nan
         return stored
 
-    def _number(self, table: pa.Table, feature: Numeric, refused: _Refused) -> NDArray[np.float32]:
+    def _number(
+        self, table: pa.Table, feature: Numeric, refused: _Refused
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Its numbers, and which of them are its default."""
         name = feature.field_name
         if not has_column(table, name):
             values, missing = np.zeros(table.num_rows), np.ones(table.num_rows, bool)
@@ -485,7 +499,7 @@ class ColumnReader:
         if feature.default is None:
             refused.add(missing, "missing_field", name)
         values[missing] = feature.default or 0.0
-        return _stored(feature.transformed(values), name, refused)
+        return values, missing
 
     def _ids(
         self, table: pa.Table, feature: Categorical, refused: _Refused
@@ -540,6 +554,18 @@ def _truncate(
         keys = keys[from_end <= longest]
         ends = np.cumsum(np.minimum(lengths, longest))
     return keys, np.concatenate([[0], ends]).astype(np.int32)
+
+
+def _cells(
+    cells: Cells, values: NDArray[np.float64], missing: NDArray[np.bool_]
+) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """Keys and offsets of the cells of numbers; a missing one has one."""
+    with np.errstate(over="ignore"):
+        numbers = np.where(missing, np.nan, values).astype(np.float32)
+    keys = hash_cells(numbers, cells.bits).reshape(len(values), len(cells.bits))
+    lengths = np.where(missing, 1, len(cells.bits))
+    kept = np.arange(len(cells.bits)) < lengths[:, None]
+    return keys[kept], np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
 def _stored(values: NDArray[np.float64], name: str, refused: _Refused) -> NDArray[np.float32]:

@@ -1,7 +1,8 @@
 """Features and labels: what a field of a sample becomes."""
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
@@ -19,6 +20,7 @@ MAX_DIM = 4096
 MAX_MICRO_BATCH = 1 << 16
 MAX_MIN_COUNT = 255
 MAX_CROSSED = 8
+MAX_CELL_BITS = 23
 MAX_LENGTH = 2**31 - 1
 MAX_CAPACITY = 2**32 - 2
 MAX_FLOAT = 3.4028234663852886e38  # of float32
@@ -161,8 +163,72 @@ class Cross(Embedded):
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Embedding rows for the cells in which a number lies, so that a graph learns any function of it.
+
+    A cell of b bits holds the numbers that, as float32, share their sign, exponent and first b bits of the mantissa:
+    from one power of two to the next there are 2^b of them. Large cells learn from few samples, small ones tell numbers
+    apart that differ little, such as latitudes of one city or times; a sample reads a row of each size, and the graph
+    gets their sum / √n. Cells are the same for every stream and never move. Their rows begin at zero, so that one that
+    nothing was learned of says nothing.
+
+    Args:
+        dim: width of a row, 1 to 4096.
+        bits: sizes of cells, each from 0 to 23, in ascending order. The default has from 1 cell between two powers of
+            two to 65,536: a table that has seen all numbers of ten powers has at most some 700,000 rows.
+        dtype: as for `Categorical`, as are those that follow.
+        min_count: occurrences before a row is stored.
+        expire_after: rows not seen for so long are dropped.
+        capacity: rows at most.
+        optimizer: the table's optimizer.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    dim: int = 8
+    bits: tuple[int, ...] = (0, 4, 8, 12, 16)
+    _: KW_ONLY
+    dtype: RowType | None = None
+    min_count: int | None = None
+    expire_after: str | float | None = None
+    capacity: int | None = None
+    optimizer: Optimizer | None = None
+
+    def __post_init__(self) -> None:
+        bits = tuple(self.bits) if isinstance(self.bits, Iterable) else ()
+        good = [one for one in bits if isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= MAX_CELL_BITS]
+        if not bits or len(good) < len(bits) or sorted({*bits}) != list(bits):
+            raise ConfigError(f"Grid: bits must ascend, each from 0 to {MAX_CELL_BITS}, not {self.bits!r}")
+        object.__setattr__(self, "bits", bits)
+        self.cells("number")
+
+    def cells(self, number: str) -> "Cells":
+        """The feature that these rows are."""
+        options = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "bits"}
+        return Cells(f"{number}_cells", combiner="sqrtn", init=Constant(0.0), of=number, bits=self.bits, **options)
+
+
+@dataclass(frozen=True)
+class Cells(Embedded):
+    """The cells in which a `Numeric` lies, of which each has a row of a table of its own; see `Grid`.
+
+    Args:
+        of: name of the `Numeric`.
+        bits: sizes of cells.
+    """
+
+    _: KW_ONLY
+    of: str = ""
+    bits: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Numeric:
     """A number; the graph gets it as `[batch, 1]` float32.
+
+    With a `grid` it also gets, under `name + "_cells"`, the rows of the cells in which the number lies, combined:
+    `[batch, dim]` float32.
 
     Args:
         name: name of the input; also of the field unless that is given.
@@ -172,6 +238,8 @@ class Numeric:
             (x - mean) / stddev; None for x itself.
         mean: subtracted by "standardize".
         stddev: divided by in "standardize", > 0.
+        grid: rows for cells of the number as it is in the sample, whatever the transform; a missing one has a row of
+            its own. None: there are none.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -184,10 +252,13 @@ class Numeric:
     transform: Literal["log1p", "standardize"] | None = "log1p"
     mean: float = 0.0
     stddev: float = 1.0
+    grid: Grid | None = None
 
     def __post_init__(self) -> None:
         check_name("feature", self.name)
         check_name("field", self.field_name)
+        if self.grid is not None and not isinstance(self.grid, Grid):
+            raise ConfigError(f"feature {self.name!r}: grid must be a Grid or None, not {self.grid!r}")
         if self.transform not in ("log1p", "standardize", None):
             raise ConfigError(
                 f'feature {self.name!r}: transform must be "log1p", "standardize" or None, not {self.transform!r}'
@@ -205,6 +276,11 @@ class Numeric:
     def field_name(self) -> str:
         """The key of the sample that holds the number."""
         return self.name if self.field is None else self.field
+
+    @property
+    def cells(self) -> Cells | None:
+        """The feature that the rows of its grid are; None: it has none."""
+        return None if self.grid is None else self.grid.cells(self.name)
 
     @property
     def blank(self) -> float:

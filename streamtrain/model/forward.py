@@ -405,6 +405,8 @@ def _one_sample(model: Model, present: Sequence[str]) -> Iterator[tuple[str, Flo
         has = one.name in present
         if isinstance(one, Numeric):
             yield one.name, np.array([[1.0 if has else one.blank]], np.float32)
+            if one.cells:
+                yield one.cells.name, np.zeros((1, one.cells.dim), np.float32)
             continue
         row = random.uniform(-0.05, 0.05, one.dim).astype(np.float32) * has
         if one.combiner is not None:

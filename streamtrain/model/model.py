@@ -238,6 +238,8 @@ class Model:
         for one in self.schema.features:
             if isinstance(one, Numeric):
                 inputs[one.name] = ((1,), "float32")
+                if one.cells:
+                    inputs[one.cells.name] = ((one.cells.dim,), "float32")
             elif one.combiner is None:
                 assert one.max_length is not None
                 inputs[one.name] = ((one.max_length, one.dim), "float32")

@@ -163,7 +163,12 @@ def _decoder(model: Model, max_message_bytes: int) -> Decoder:
         ],
         numerics=[
             NumericSpec(
-                one.field_name, default=one.default, transform=one.transform or "none", mean=one.mean, stddev=one.stddev
+                one.field_name,
+                default=one.default,
+                transform=one.transform or "none",
+                mean=one.mean,
+                stddev=one.stddev,
+                cells=one.cells.bits if one.cells else (),
             )
             for one in schema.numerics
         ],

@@ -13,8 +13,10 @@ from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError
 from streamtrain.model.features import (
     Categorical,
+    Cells,
     Constant,
     Cross,
+    Embedded,
     Feature,
     Label,
     Numeric,
@@ -140,6 +142,8 @@ class Schema:
             yield one.name
             if isinstance(one, Categorical | Cross) and one.combiner is None:
                 yield f"{one.name}_mask"
+            if isinstance(one, Numeric) and one.cells:
+                yield one.cells.name
 
     def _check_crosses(self) -> None:
         names = {one.name for one in self.categoricals}
@@ -159,9 +163,14 @@ class Schema:
         return [one for one in self.features if isinstance(one, Cross)]
 
     @property
-    def embedded(self) -> list[Categorical | Cross]:
-        """The features with an embedding table, categoricals before crosses: the order of columns of a batch."""
-        return [*self.categoricals, *self.crosses]
+    def cells(self) -> list[Cells]:
+        """The cells of numeric features with a grid, in order."""
+        return [one.cells for one in self.numerics if one.cells]
+
+    @property
+    def embedded(self) -> list[Categorical | Cross | Cells]:
+        """What has an embedding table: categoricals, crosses, then cells, the order of columns of a batch."""
+        return [*self.categoricals, *self.crosses, *self.cells]
 
     @property
     def numerics(self) -> list[Numeric]:
@@ -174,7 +183,7 @@ class Schema:
         Covered: features with their fields, tables, dims, combiners, lengths, defaults, transforms and birth values,
         and labels. Not covered: limits, admission, expiry, capacity, storage and optimizers.
         """
-        described = [[type(one).__name__, *_described(one).values()] for one in self.features]
+        described = [[type(one).__name__, *_described(one).values()] for one in (*self.features, *self.cells)]
         births = [[table.name, table.dim, birth_settings(table, 0)] for table in self.tables]
         text = json.dumps([described, births, [one.name for one in self.labels]])
         return f"{hash_bytes(text.encode()):016x}"
@@ -182,22 +191,24 @@ class Schema:
     def about(self) -> dict[str, Any]:
         """What the fingerprint covers, as JSON-able values: "features" by name, and the names of "labels"."""
         return {
-            "features": {one.name: {"type": type(one).__name__, **_described(one)} for one in self.features},
+            "features": {
+                one.name: {"type": type(one).__name__, **_described(one)} for one in (*self.features, *self.cells)
+            },
             "labels": [one.name for one in self.labels],
         }
 
 
 _LIMITS = {"max_message_bytes": 1 << 30, "max_id_bytes": 1 << 30, "max_ids": 1 << 30, "max_depth": 256}
-_OPERATIONAL = {"dtype", "min_count", "expire_after", "capacity", "optimizer", "init"}
+_NOT_MEANING = {"dtype", "min_count", "expire_after", "capacity", "optimizer", "init", "grid"}
 _TABLE_OPTIONS = ("init", "dtype", "min_count", "expire_after", "capacity", "optimizer")
 
 
-def _described(feature: Feature) -> dict[str, str]:
+def _described(feature: Feature | Cells) -> dict[str, str]:
     """The options of a feature that decide what it means, as text."""
-    return {one.name: repr(_meaning(feature, one.name)) for one in fields(feature) if one.name not in _OPERATIONAL}
+    return {one.name: repr(_meaning(feature, one.name)) for one in fields(feature) if one.name not in _NOT_MEANING}
 
 
-def _meaning(feature: Feature, option: str) -> object:
+def _meaning(feature: Feature | Cells, option: str) -> object:
     """The value of an option, however it is written: a default that is written out, 77 for "77", 1 for 1.0."""
     if option in ("field", "table"):
         return getattr(feature, f"{option}_name")
@@ -207,7 +218,7 @@ def _meaning(feature: Feature, option: str) -> object:
     return str(value) if option == "default" and value is not None else value
 
 
-def _tables(features: Sequence[Categorical | Cross]) -> tuple[TableSpec, ...]:
+def _tables(features: Sequence[Embedded]) -> tuple[TableSpec, ...]:
     tables: dict[str, TableSpec] = {}
     given: dict[tuple[str, str], str] = {}
     for one in features:

@@ -4,6 +4,7 @@ The hash of ids and the initial values of keys without a row are computed in Ten
 `_native/hash.h` and `_native/birth.h` do; tests compare both. TensorFlow is imported when a function is called.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain.model.features import Categorical, Numeric
+from streamtrain.model.features import MAX_CELL_BITS, Categorical, Cells, Numeric
 from streamtrain.model.model import Model
 from streamtrain.store.publication import Floats
 
@@ -164,6 +165,10 @@ def write_lookup_graph(
             )
         for number in model.schema.numerics:
             named[number.name] = _transform(number, inputs[number.field_name])
+            if number.cells:
+                named[number.cells.name] = _embed_cells(
+                    number.cells, inputs[number.field_name], held.tables, specs[number.cells.table_name]
+                )
         return predict(named)
 
     archive = keras.export.ExportArchive()
@@ -184,12 +189,7 @@ def _embed(
     lists = tf.ragged.boolean_mask(ids, (ids != "") | is_one)
     if feature.max_length is not None:
         lists = lists[:, -feature.max_length :]
-    keys = hash_texts(lists.values, longest)
-    held, values = tables[feature.table_name]
-    signed = tf.bitcast(keys, tf.int64)
-    at = tf.searchsorted(held, signed)
-    found = (at < tf.size(held) - 1) & (tf.gather(held, at) == signed)
-    rows = tf.where(found[:, None], tf.gather(values, at), initial_rows(keys, table))
+    rows = _look_up(hash_texts(lists.values, longest), tables[feature.table_name], table)
     lengths = lists.row_lengths()
     if feature.combiner is None:
         assert feature.max_length is not None  # the schema requires it
@@ -199,6 +199,42 @@ def _embed(
     count = tf.maximum(tf.cast(lengths, tf.float32), 1.0)[:, None]
     scale = {"sum": tf.ones_like(count), "mean": count, "sqrtn": tf.sqrt(count)}[feature.combiner]
     return {feature.name: tf.ensure_shape(total / scale, [None, feature.dim])}
+
+
+def _embed_cells(cells: Cells, values: "tf.Tensor", tables: Mapping[str, Any], table: Mapping[str, Any]) -> "tf.Tensor":
+    """The input of the cells of numbers [n] or [n, 1]."""
+    import tensorflow as tf
+
+    shift = tf.bitwise
+    numbers = tf.reshape(values, [-1])
+    raw = tf.cast(tf.bitcast(tf.where(numbers == 0.0, 0.0, numbers), tf.uint32), tf.uint64)  # -0 is 0
+    ids = [
+        shift.bitwise_or(_u64(1 << (9 + bits)), shift.right_shift(raw, _u64(MAX_CELL_BITS - bits)))
+        for bits in cells.bits
+    ]
+    keys = _hash_word(tf.reshape(tf.stack(ids, 1), [-1]))
+    rows = tf.reshape(_look_up(keys, tables[cells.table_name], table), [-1, len(cells.bits), cells.dim])
+    return tf.reduce_sum(rows, 1) / np.float32(math.sqrt(len(cells.bits)))
+
+
+def _hash_word(words: "tf.Tensor") -> "tf.Tensor":
+    """XXH64 (seed 0) of 8 bytes, little-endian, uint64 [n]."""
+    import tensorflow as tf
+
+    h = tf.zeros_like(words) + _u64(_PRIMES[4] + 8)
+    mixed = tf.bitwise.bitwise_xor(h, _round(tf.zeros_like(words), words))
+    return _avalanche(_rotate(mixed, 27) * _u64(_PRIMES[0]) + _u64(_PRIMES[3]))
+
+
+def _look_up(keys: "tf.Tensor", held: Sequence[Any], table: Mapping[str, Any]) -> "tf.Tensor":
+    """The rows of keys [n], float32 [n, dim]."""
+    import tensorflow as tf
+
+    known, values = held
+    signed = tf.bitcast(keys, tf.int64)
+    at = tf.searchsorted(known, signed)
+    found = (at < tf.size(known) - 1) & (tf.gather(known, at) == signed)
+    return tf.where(found[:, None], tf.gather(values, at), initial_rows(keys, table))
 
 
 def _transform(number: Numeric, values: "tf.Tensor") -> "tf.Tensor":

@@ -45,9 +45,9 @@ from tests.serve.running import TOKEN, client_of, running
 
 MODEL = """
 import keras, streamtrain as st
-schema = st.Schema(label="label", time="ts", features=[st.Categorical("user", dim=4), st.Numeric("x")])
+schema = st.Schema(label="label", time="ts", features=[st.Categorical("user", dim=4), st.Numeric("x", grid=st.Grid())])
 def graph(inputs):
-    joined = keras.layers.Concatenate()([inputs["user"], inputs["x"]])
+    joined = keras.layers.Concatenate()(list(inputs.values()))
     return keras.layers.Dense(1, "sigmoid")(joined)
 model = st.Model(schema, graph, name="clicks", embedding_optimizer=st.Adagrad(0.5), dense_optimizer=st.Adam(0.05))
 wider = st.Schema(label="label", time="ts", features=[st.Categorical("user", dim=5), st.Numeric("x")])
@@ -156,7 +156,7 @@ def test_all_of_it_agrees_and_whatever_differs_is_found(tmp_path: Path) -> None:
         code, found, error = made.verify("--samples", str(file))
         assert (code, found["agrees"], error) == (0, True, ""), found
         assert found["shards"]["tables"]["user"]["rows"] == 300
-        assert found["served"]["loaded"][0]["rows"] == {"user": 300}
+        assert found["served"]["loaded"][0]["rows"] == {"user": 300, "x_cells": 32}
         samples = found["samples"]
         assert (samples["samples"], samples["refused"], samples["same"], samples["tolerance"]) == (900, 2, True, 1e-5)
         assert samples["auc"]["label"][0] == pytest.approx(samples["auc"]["label"][1], abs=1e-6)
@@ -202,7 +202,7 @@ def test_a_table_for_people_and_no_tensorflow(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         assert "table user: 300 rows in " in done.stdout
         assert "300 rows of user" in done.stdout
-        assert done.stdout.count("equal") == 2
+        assert done.stdout.count("equal") == 3
         assert "not compared: --samples is not given" in done.stdout
 
 
@@ -261,7 +261,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
             ShardTrainer(other, made.step, made.addresses, made.settings)
         with (
             ShardTrainer(made.model, made.step, made.addresses, made.settings) as trainer,
-            pytest.raises(ShardRefused, match="the request is for 0 tables, but the model has 1"),
+            pytest.raises(ShardRefused, match="the request is for 0 tables, but the model has 2"),
         ):
             trainer._controls[0].read([])
         with pytest.raises(ShardRefused, match="belongs to 2 shards, not 1"):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import streamtrain as stm
-from streamtrain._core import birth, hash_bytes
+from streamtrain._core import birth, hash_bytes, hash_cells
 from streamtrain.errors import ConfigError
 from streamtrain.model.loader import load_model
 from streamtrain.publish.export import Export
@@ -46,7 +46,7 @@ import streamtrain as st
 
 def graph(inputs):
     seen = st.pool_sequence(inputs["seen"], inputs["seen_mask"])
-    x = keras.layers.Concatenate()([inputs["user"], inputs["tags"], seen, inputs["price"]])
+    x = keras.layers.Concatenate()([inputs["user"], inputs["tags"], seen, inputs["price"], inputs["price_cells"]])
     x = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(x))
     return {"label": keras.layers.Dense(1, activation="sigmoid")(keras.layers.Dense(4, activation="relu")(x))}
 
@@ -54,7 +54,7 @@ features = [
     st.Categorical("user", dim=4),
     st.Categorical("tags", dim=3, combiner="sum"),
     st.Categorical("seen", dim=2, combiner=None, max_length=4),
-    st.Numeric("price", transform=None),
+    st.Numeric("price", transform=None, grid=st.Grid(dim=3, bits=(0, 5))),
 ]
 model = st.Model(st.Schema(features=features, time="ts", label="label"), graph, keep={0: 0.5})
 other = st.Model(st.Schema(features=[st.Categorical("item", dim=8)], time="ts", label="label"), lambda inputs: (
@@ -87,12 +87,17 @@ def samples(count: int) -> list[dict[str, Any]]:
 def inputs_of(folder: Path, given: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
     """What somebody makes of samples who has nothing but the files."""
     rows: dict[str, dict[int, NDArray[np.float32]]] = {}
-    for table in ("user", "tags", "seen"):
+    for table in ("user", "tags", "seen", "price_cells"):
         frame = pandas.read_parquet(folder / "tables" / f"{table}.parquet")
         rows[table] = dict(zip(frame["key"].tolist(), frame["embedding"].tolist(), strict=True))
 
     def row(table: str, one: Any) -> NDArray[np.float32]:
         return np.asarray(rows[table][hash_bytes(str(one).encode())], np.float32)
+
+    def cells(number: float) -> NDArray[np.float32]:
+        keys = hash_cells(np.array([number], np.float32), [0, 5]).tolist()
+        known = [rows["price_cells"].get(one, np.zeros(3, np.float32)) for one in keys]
+        return np.asarray(np.sum(known, axis=0) / np.sqrt(2), np.float32)
 
     seen, mask = np.zeros((len(given), 4, 2), np.float32), np.zeros((len(given), 4), np.bool_)
     for i, sample in enumerate(given):
@@ -104,6 +109,7 @@ def inputs_of(folder: Path, given: Sequence[Mapping[str, Any]]) -> dict[str, NDA
         "seen": seen,
         "seen_mask": mask,
         "price": np.array([[sample["price"]] for sample in given], np.float32),
+        "price_cells": np.stack([cells(sample["price"]) for sample in given]),
     }
 
 
