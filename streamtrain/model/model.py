@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from streamtrain._core import Planner
 from streamtrain.errors import ConfigError
+from streamtrain.model.default_graph import DeepAndWide, complete
 from streamtrain.model.dense import DenseLayout, describe_mixes, describe_weights, find_output_bias
 from streamtrain.model.features import MAX_MICRO_BATCH, Label, LabelKind, Numeric, is_count, is_number
 from streamtrain.model.optimizers import Adagrad, Adam, Optimizer, ours
@@ -69,7 +70,8 @@ class Model:
         schema: the fields of a sample and the features made of them.
         graph: called once with {feature name: Keras tensor}; returns the prediction `[batch, 1]`, or for several labels
             a mapping from label name to it. What its layers add to the loss, such as regularizers, counts in each step
-            as in one of Keras; weights with a constraint are refused.
+            as in one of Keras; weights with a constraint are refused. None: a deep part over all features, with grids
+            of numbers, and for one label weights of ids and of pairs of ids beside it (model/default_graph.py).
         loss: one of "binary_crossentropy" (the graph ends in a sigmoid), "fake_negative_weighted" (the same, for
             streams in which every sample is a negative first, and each positive follows as a second sample),
             "mean_squared_error", "mean_absolute_error", "huber", "poisson"; a Keras loss, whose values per sample are
@@ -97,7 +99,7 @@ class Model:
     def __init__(
         self,
         schema: Schema,
-        graph: Callable[[dict[str, Any]], Any],
+        graph: Callable[[dict[str, Any]], Any] | None = None,
         *,
         loss: Loss | Mapping[str, Loss] = "binary_crossentropy",
         embedding_optimizer: Optimizer | None = None,
@@ -109,8 +111,7 @@ class Model:
         seed: int = 0,
         keep: Mapping[int, float] | None = None,
     ) -> None:
-        self.schema = schema
-        self.graph = graph
+        self.schema = complete(schema) if graph is None and isinstance(schema, Schema) else schema
         given = {"embedding_optimizer": embedding_optimizer, "dense_optimizer": dense_optimizer}
         self._defaulted = frozenset(name for name, one in given.items() if one is None)
         # Both follow a stream that drifts, and learn from one positive in thousands of samples (docs/quality.md).
@@ -120,6 +121,8 @@ class Model:
         self.reduction = reduction
         self.micro_batch_size = micro_batch_size
         self.seed = seed
+        if graph is not None and not callable(graph):
+            raise ConfigError(f"graph must be a function of {{feature name: Keras tensor}}, not {graph!r}")
         self._check_options()
         names = [label.name for label in schema.labels]
         self.losses = {name: _of_keras(one) for name, one in _per_label("loss", loss, names).items()}
@@ -128,6 +131,7 @@ class Model:
             if not is_number(factor) or not math.isfinite(factor):
                 raise ConfigError(f"loss_weights: the one of {label!r} must be a finite number, not {factor!r}")
         self.labels = tuple(_resolve(label, self.losses[label.name]) for label in schema.labels)
+        self.graph = DeepAndWide(self.schema, self.labels) if graph is None else graph
         self.sampling = None if keep is None else Sampling(keep)
         if self.sampling and [*self.losses.values()] != ["binary_crossentropy"]:
             raise ConfigError('keep is for models of one label with the loss "binary_crossentropy"')
@@ -181,8 +185,6 @@ class Model:
     def _check_options(self) -> None:
         if not isinstance(self.schema, Schema):
             raise ConfigError(f"schema must be a Schema, not {self.schema!r}")
-        if not callable(self.graph):
-            raise ConfigError(f"graph must be a function of {{feature name: Keras tensor}}, not {self.graph!r}")
         if not isinstance(self.embedding_optimizer, Optimizer):
             raise ConfigError(f"embedding_optimizer must be {ours(self.embedding_optimizer)}")
         if not isinstance(self.dense_optimizer, Optimizer) or not self.dense_optimizer.for_dense:
