@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from streamtrain.durations import parse_duration
+from streamtrain.errors import ConfigError
 from streamtrain.model.features import (
     Categorical,
     Constant,
@@ -48,6 +49,7 @@ def complete(schema: Schema) -> Schema:
     ]
     ids = [one for one in schema.categoricals if one.combiner is not None] if len(schema.labels) == 1 else []
     pairs = [*combinations(ids[:PAIRED], 2)]
+    _check_names(schema, [weight_name(*of) for of in [*((one,) for one in ids), *pairs]])
     for one in ids:
         read: dict[str, Any] = {"field": one.field_name, "default": one.default, "max_length": one.max_length}
         features.append(Categorical(weight_name(one), 1, **read, **_options(one)))
@@ -59,7 +61,18 @@ def complete(schema: Schema) -> Schema:
 
 def weight_name(*of: Embedded) -> str:
     """The feature that is the weight of an id or of a pair."""
-    return "_".join([*(one.name for one in of), "weight"])
+    return "*".join(one.name for one in of) + "_weight"
+
+
+def _check_names(schema: Schema, weights: Sequence[str]) -> None:
+    taken = {one.name for one in schema.features}
+    for name in weights:
+        if name in taken:
+            raise ConfigError(
+                f"feature {name!r}: a model without a graph has a weight of this name; give the feature another one "
+                "(field= goes on reading the same field), or the model a graph"
+            )
+        taken.add(name)
 
 
 def _options(*of: Categorical) -> dict[str, Any]:

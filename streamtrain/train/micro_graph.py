@@ -92,7 +92,7 @@ class _Arguments(NamedTuple):
 
     Attributes:
         count: number of samples.
-        optimizers: what may differ of the each group's optimizer, then of that of the weights; see `set_apart`.
+        optimizers: what may differ of each group's optimizer, then of that of the weights; see `set_apart`.
         own: states of random generators.
         parameters: [P + S].
         slots: [slots, P], state of the dense optimizer.

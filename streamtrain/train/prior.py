@@ -5,9 +5,11 @@ than all that the samples after it teach, and optimizers, whose steps become sma
 for it. So where the labels of the first samples are significantly other than predicted, the bias of the output moves by
 what is missing: of samples that have been predicted since the last move, from the log-odds of the predictions to those
 of the labels. It does so whenever twice as many samples have been learned as at the last move, until 32 of either label
-have been seen. The first batches are learned in parts that are small enough for this: of one step, of one, of two, of
-four and so on. Nothing is known of a sample when it is predicted but the labels of those before it.
+have been seen. The first 16,384 samples are learned in parts that are small enough for this: of one step, of one, of
+two, of four and so on. Nothing is known of a sample when it is predicted but the labels of those before it.
 """
+
+import sys
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from streamtrain.model.model import Model
 Floats = NDArray[np.float32]
 
 _ENOUGH = 32  # of either label: the standard deviation of the log-odds is then 0.25 at most
+_PARTED = 1 << 14  # samples after which batches are learned whole and pulled ahead: enough to see 1 of some thousands
 _SIGNIFICANT = 2.5  # standard deviations; eight labels that are the same are 2.8 from one half
 
 
@@ -57,8 +60,15 @@ class LabelPrior:
         return bool((self._seen >= _ENOUGH).all())
 
     @property
+    def is_parted(self) -> bool:
+        """Whether batches are learned in parts, none of which is pulled before the one before it was learned."""
+        return self._samples < _PARTED
+
+    @property
     def most(self) -> int:
         """Samples that the next batch may have, for the outputs to move often enough."""
+        if not self.is_parted:
+            return sys.maxsize
         return self._samples if self._samples >= self._due else self._due - self._samples
 
     def add(self, predictions: Floats, batch: Batch) -> None:

@@ -132,8 +132,8 @@ class Trainer:
 
     @property
     def ahead(self) -> int:
-        """Batches that may be pulled before the previous one is pushed: none while the outputs begin."""
-        return 0 if self._prior else self._ahead
+        """Batches that may be pulled before the previous one is pushed: none while the outputs begin in parts."""
+        return 0 if self._prior and self._prior.is_parted else self._ahead
 
     @property
     def most(self) -> int:
@@ -142,12 +142,15 @@ class Trainer:
 
     @property
     def beginning(self) -> NDArray[np.float64] | None:
-        """State of the outputs' beginning; None: they have begun, which they may be told to."""
+        """State of the outputs' beginning; None: they have begun, which they may be told to.
+
+        The state of a model with other outputs tells them so, too.
+        """
         return self._prior.state if self._prior else None
 
     @beginning.setter
     def beginning(self, given: NDArray[np.float64] | None) -> None:
-        if self._prior and given is not None:
+        if self._prior and given is not None and given.shape == self._prior.state.shape:
             self._prior.state = given
         else:
             self._prior = None
@@ -197,20 +200,24 @@ class Trainer:
         moved = self._prior.move()
         if moved is not None:
             pulled.parameters[: len(moved)] += moved
-        made = self._learn(self._micro, pulling, pulling.room)
-        assert isinstance(made.dense, DenseChange)
-        if moved is not None:
-            made = made._replace(dense=made.dense._replace(by=made.dense.by + moved))
+        made = self._learn(self._micro, pulling, pulling.room, moved)
         self._prior.add(made.predictions, batch)
         if self._prior.is_settled:
             self._prior = None
         return made
 
-    def _learn(self, micro: MicroStep, pulling: PulledBatch, room: RowBuffers) -> BatchResult:
-        """Learns a batch that was pulled with the optimizer's state, in as many steps as it has."""
+    def _learn(
+        self, micro: MicroStep, pulling: PulledBatch, room: RowBuffers, moved: Floats | None = None
+    ) -> BatchResult:
+        """Learns a batch that was pulled with the optimizer's state, in as many steps as it has.
+
+        Its change has `moved`, by which the weights had been moved before, in it.
+        """
         batch, plan, pulled = pulling.batch, pulling.plan, pulling.pulled
         if micro.takes(batch):
             steps = micro.train(pulled, room, plan, batch)
+            if moved is not None:
+                steps = steps._replace(dense=steps.dense._replace(by=steps.dense.by + moved))
             self._changes.append(_Change(self._pushes, plan, room.by_table, steps))
             change, non_finite = steps.statistics_change, steps.non_finite_dense
             return BatchResult(steps.predictions, steps.loss, steps.rows, steps.dense, change, non_finite)
@@ -221,6 +228,8 @@ class Trainer:
         rate = (pulled.rates or spec.first_rates).dense_optimizer
         before = pulled.parameters[: spec.dense_size]
         dense = change_of_step(*(spec, before, pulled.slots, pulled.steps), gradient=one.dense_gradient, rate=rate)
+        if moved is not None:
+            dense = dense._replace(by=dense.by + moved)
         return BatchResult(one.predictions, one.loss, plan.unpool(one.row_gradient), dense, one.statistics_change)
 
     def push(

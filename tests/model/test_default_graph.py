@@ -43,13 +43,13 @@ def samples(count: int, seed: int = 0) -> list[dict[str, Any]]:
 def test_what_the_schema_becomes() -> None:
     model = st.Model(SCHEMA)
     tables = {table.name: table for table in model.schema.tables}
-    weights = ["user_weight", "item_weight", "tags_weight", "user_item_weight", "user_tags_weight", "item_tags_weight"]
+    weights = ["user_weight", "item_weight", "tags_weight", "user*item_weight", "user*tags_weight", "item*tags_weight"]
     assert [*tables] == ["user", "item", "tags", *weights, "price_cells", "age_cells"]
     assert tables["age_cells"].dim == 2
     assert {(tables[name].dim, tables[name].init, tables[name].optimizer) for name in weights} == {
         (1, st.Constant(0.0), st.Adagrad(0.03))
     }
-    both = tables["user_item_weight"]
+    both = tables["user*item_weight"]
     assert (both.min_count, both.expire_after, both.capacity) == (2, 7 * 86_400, PAIR_ROWS // 3)
     assert model.output_biases.keys() == {"label"}
     assert st.Model(SCHEMA, model.graph).schema == SCHEMA
@@ -130,5 +130,12 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
-    with pytest.raises(ConfigError, match="feature 'user_weight' appears twice"):
+    with pytest.raises(ConfigError, match="feature 'user_weight': a model without a graph has a weight of this name"):
         st.Model(st.Schema(features=[st.Categorical("user", dim=4), st.Numeric("user_weight")]))
+    one, other = (st.Schema(features=[st.Categorical(name, dim=4) for name in names]) for names in _NAMES)
+    assert "user*user_item_weight" in {one.name for one in st.Model(one).schema.features}
+    with pytest.raises(ConfigError, match=r"feature 'a\*b\*c_weight': .*give the feature another one"):
+        st.Model(other)
+
+
+_NAMES = (("user", "item", "user_item"), ("a", "b*c", "a*b", "c"))

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import keras
 import pytest
 
+import streamtrain as st
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ConfigError
 from streamtrain.model.model import Model
-from streamtrain.processes.serving import serve_model, serve_processes
+from streamtrain.processes.serving import follow_all, serve_model, serve_processes
 from streamtrain.settings.groups import Settings
 from tests import commands
 from tests.children import children
@@ -216,6 +218,20 @@ def test_what_is_set_wrongly(start: Callable[..., Server], tmp_path: Path) -> No
     assert server.process.wait(PATIENCE) == 2
     assert server.log.read_text().splitlines()[-1].startswith("streamtrain: ")
     assert "model.py" in server.log.read_text()
+
+
+def test_a_run_of_the_defaults_of_an_earlier_release_is_served(tmp_path: Path) -> None:
+    schema = st.Schema(features=[st.Categorical("user", dim=4)])
+    model = st.Model(schema, lambda inputs: keras.layers.Dense(1, "sigmoid")(inputs["user"]))
+    earlier = model.replace(embedding_optimizer=st.Adagrad(decay=0.999), dense_optimizer=st.Adam(beta1=0.0))
+    begun = st.Learner(earlier)
+    begun.learn([{"user": i % 7, "label": i % 2} for i in range(100)])
+    begun.save(tmp_path / "saved")
+    settings = Settings.model_validate({"checkpoint": {"url": str(tmp_path / "saved")}})
+    [updater], failed = follow_all(lambda file: model, settings)
+    updater.registry.prepare("head")
+    assert updater.registry.model.dense_optimizer == earlier.dense_optimizer
+    assert failed == {}
 
 
 def never(file: str | None) -> Model:

@@ -15,15 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import streamtrain as st
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ConfigError, ShardRefused, SourceRefused, TooManyBadSamples
 from streamtrain.model.bad_samples import WINDOW
+from streamtrain.model.loader import load_model
+from streamtrain.model.spec import Spec
 from streamtrain.processes.worker import WorkerProcess
 from streamtrain.ps.clock import Progress
+from streamtrain.ps.nodes.shards import RunTemplate
 from streamtrain.settings.groups import Settings
 from streamtrain.settings.load import load_settings
 from streamtrain.stream.opening import open_stream
 from streamtrain.stream.source import Stream
+from streamtrain.train.step import Step
 from tests import commands
 from tests.cluster.counted import beginning, is_bad, messages_of, stepping
 from tests.patience import PATIENCE, until
@@ -270,6 +275,32 @@ def test_the_command_line_colocated(settings: Callable[..., Settings], tmp_path:
     assert any("partitions assigned" in one for one in said)  # the other may have come too late
     dead = open_stream(chosen.stream.model_copy(update={"topic": f"{chosen.stream.topic}.dead"}))
     assert sum(of.high for of in dead.bounds().values()) >= 2 * is_bad(np.arange(2000)).sum()
+
+
+def test_a_run_of_the_defaults_of_an_earlier_release_is_gone_on_with(
+    settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    chosen = settings()
+    filled(chosen, 200)
+    (tmp_path / "model.py").write_text(MODEL)
+    made = load_model(f"{tmp_path / 'model.py'}:model")
+    earlier = made.replace(embedding_optimizer=st.Adagrad(decay=0.999), dense_optimizer=st.Adam(beta1=0.0))
+    step = Step(earlier)
+    began = RunTemplate(Spec.of(earlier), step.initial_dense, step.initial_statistics, {})
+    with served(1, beginning=began) as where:
+        where.shards().agree()
+        options = ["--model", "model.py:model", "--ps", where.channels[0][1], "--topic", str(chosen.stream.topic)]
+        command = [*commands.COMMAND, "worker", *options, "--set", f"stream.url={chosen.stream.url}"]
+        worker = commands.start(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        try:
+            until(lambda: where.shards().clocks() == [{0: 200, 1: 200}], PATIENCE)
+            worker.send_signal(signal.SIGTERM)
+            said = worker.communicate(timeout=PATIENCE)[1]
+        finally:
+            worker.kill()
+            worker.wait()
+    assert worker.returncode == 0, said
+    assert "the run began with the defaults of an earlier release, and keeps them" in said
 
 
 def test_stands_have_watermarks(settings: Callable[..., Settings]) -> None:

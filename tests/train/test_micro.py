@@ -277,6 +277,26 @@ def test_batches_that_are_pulled_ahead_learn_from_those_before_them(rows: str) -
     np.testing.assert_allclose(weights_of(learner), weights_of(waiting), atol=1e-4)
 
 
+def test_what_the_outputs_are_moved_by_is_carried_to_batches_that_are_pulled_ahead() -> None:
+    schema = stm.Schema(features=[stm.Categorical("user", dim=4)])
+    model = stm.Model(schema, lambda inputs: keras.layers.Dense(1, "sigmoid")(inputs["user"]), micro_batch_size=8)
+    learner = stm.Learner(model, batch_size=32)
+    worker = trainer(model, learner._shards, 2, GraphCache())
+    worker.begin()
+    [(_, bias)] = model.output_biases.items()
+    batches = [batch for batch, _ in learner.read([{**one, "label": 0} for one in stream(96, 7)])]
+    pulled = [worker.pull(worker.plan(batch), batch) for batch in batches]
+    for pulling in pulled:
+        pulling.wait()
+    begun = [float(pulling.pulled.parameters[bias]) for pulling in pulled]
+    changes = [worker.step(pulling).dense for pulling in pulled[:2]]
+    worker.beginning = None
+    worker.step(pulled[2])
+    by = [float(one.by[bias]) for one in changes if isinstance(one, DenseChange)]
+    assert by[1] < -1  # it has been moved
+    assert float(pulled[2].pulled.parameters[bias]) - begun[2] == pytest.approx(sum(by), rel=1e-5)
+
+
 @pytest.mark.parametrize(("reduction", "share"), [("row_sum", 0.5), ("mean", 0.5), ("sum", 1.0)])
 def test_two_workers_that_step_from_the_same_weights_do_not_step_twice_as_far(reduction: str, share: float) -> None:
     """Both pull, then both push: the later move is averaged with the other, unless the loss is a sum.

@@ -150,6 +150,27 @@ def test_it_begins_again_where_shards_have_lost_all() -> None:
     assert not np.array_equal(trainer.beginning, before)
 
 
+def test_batches_are_pulled_ahead_long_before_a_rare_label_has_been_seen_often() -> None:
+    """Of a stream whose labels are all the same, the outputs would otherwise begin for ever."""
+    learner = st.Learner(make(), batch_size=1024)
+    trainer = learner._trainer
+    trainer._ahead = 2
+    learner.learn(samples(16_383, 0.0))
+    assert (trainer.ahead, trainer.most) == (0, 1)
+    learner.learn(samples(1, 0.0))
+    assert (trainer.ahead, trainer.beginning is None) == (2, False)
+    assert trainer.most >= 1 << 32
+
+
+def test_the_state_of_other_outputs_is_left_out(tmp_path: Path) -> None:
+    learner = st.Learner(make(), batch_size=64)
+    learner.learn(samples(64, 0.0))
+    learner.save(tmp_path / "saved")
+    other = make(loss=keras.losses.binary_crossentropy)
+    again = st.Learner.load(tmp_path / "saved", other, batch_size=64)
+    assert again.learn(samples(64, 0.1)).samples == 64
+
+
 def batch(labels: Any, weights: Any = 1.0) -> Batch:
     count = len(labels)
     return Batch(
