@@ -34,12 +34,25 @@ DECODE_REASONS: tuple[str, ...]
 TIME_RANGE: tuple[float, float]
 """Event times lie in this range, its end excluded: years 1 to 9999."""
 
-def parse_times(data: NDArray[np.uint8], offsets: NDArray[np.int64], /) -> NDArray[np.float64]:
-    """Seconds since the epoch of ISO 8601 texts; NaN where one is no time."""
+class TimeFormat:
+    """How a field says the event time: units of a number per second, and the form of a text, "" for ISO 8601.
+
+    Raises ValueError for a form that is not one.
+    """
+
+    def __init__(self, per_second: float = 1.0, pattern: str = "") -> None: ...
+
+def parse_times(data: NDArray[np.uint8], offsets: NDArray[np.int64], format: TimeFormat = ...) -> NDArray[np.float64]:
+    """Seconds since the epoch of texts; NaN where one is no time."""
 
 class LabelSpec:
     def __init__(
-        self, field: str, *, kind: Literal["binary", "real", "count"] = "binary", optional: bool = False
+        self,
+        field: str,
+        *,
+        kind: Literal["binary", "real", "count"] = "binary",
+        optional: bool = False,
+        positive: str | None = None,
     ) -> None: ...
 
 class CategoricalSpec:
@@ -109,6 +122,7 @@ class Decoder:
         numerics: Sequence[NumericSpec],
         time: str | None,
         weight: str | None,
+        time_format: TimeFormat = ...,
         max_message_bytes: int = 1 << 20,
         max_id_bytes: int = 256,
         max_ids: int = 10_000,

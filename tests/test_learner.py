@@ -1,8 +1,10 @@
 """The whole path in one process: what is predicted, what is learned, and that exactly that is learned."""
 
+import decimal
 import re
 import subprocess
 import sys
+import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -279,7 +281,7 @@ def test_how_far_ahead_is_an_option() -> None:
 def test_a_bad_sample_never_spoils_its_batch() -> None:
     good = clicks(6)
     mixed: list[Any] = [*good[:2], b"{", {**good[0], "label": 2}, *good[2:], {"ts": 1, "label": 0, "user": "u"}]
-    mixed.append({**good[0], "price": float("nan")})
+    mixed.append({**good[0], "price": float("inf")})
     learner, clean = stm.Learner(two_towers()), stm.Learner(two_towers())
     learned = learner.learn(mixed)
     assert [(one.index, one.reason, one.field) for one in learned.bad] == [
@@ -293,6 +295,17 @@ def test_a_bad_sample_never_spoils_its_batch() -> None:
     np.testing.assert_array_equal(learned.predictions, clean.learn(good).predictions)
     with pytest.raises(stm.SampleError, match="sample 2: not_json \\(and 2 more\\)"):
         learner.predict(mixed)
+
+
+def test_a_field_that_nothing_reads_may_hold_anything() -> None:
+    odd = [uuid.UUID(int=7), decimal.Decimal("1.50"), b"\xff", {1, 2}, object(), decimal.Decimal("NaN"), float("nan")]
+    given = [{"ts": 1, "label": 1, "user": "a", "odd": one} for one in odd[:5]]
+    given += [{"ts": 1, "label": 1, "user": one} for one in odd]
+    learned = stm.Learner(make([stm.Categorical("user", dim=1, default="none")])).learn(given)
+    assert [(one.index, one.reason) for one in learned.bad] == [
+        *((i, "wrong_type") for i in (6, 7, 8, 9)),
+        (10, "not_finite"),
+    ]
 
 
 def test_gradients_that_are_not_finite_change_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,9 +32,17 @@ Enum choose(std::string_view name, std::initializer_list<std::string_view> names
   throw nb::value_error(message);
 }
 
-LabelSpec label_spec(std::string field, std::string_view kind, bool optional) {
+LabelSpec label_spec(std::string field, std::string_view kind, bool optional, std::optional<std::string> positive) {
   return {std::move(field),
-          choose<LabelSpec::Kind>(kind, {"binary", "real", "count"}, "kind must be binary, real or count"), optional};
+          choose<LabelSpec::Kind>(kind, {"binary", "real", "count"}, "kind must be binary, real or count"), optional,
+          std::move(positive)};
+}
+
+TimeFormat time_format(double per_second, std::string pattern) {
+  TimeFormat format{per_second, std::move(pattern)};
+  if (!(per_second > 0)) throw std::invalid_argument("per_second must be > 0");
+  format.check();
+  return format;
 }
 
 NumericSpec numeric_spec(std::string field, std::optional<double> value, std::string_view transform, double mean,
@@ -99,14 +107,14 @@ DecodedColumns decode(SharedDecoder& self, nb::sequence messages, bool with_labe
   return to_python(std::move(columns), self.decoder, with_labels);
 }
 
-// Event times of texts; NaN where a text is none.
-auto parse_times(In<uint8_t, nb::ndim<1>> data, In<int64_t, nb::ndim<1>> offsets) {
+// Event times of texts of a format; NaN where a text is none.
+auto parse_times(In<uint8_t, nb::ndim<1>> data, In<int64_t, nb::ndim<1>> offsets, const TimeFormat& format) {
   check_offsets(offsets.data(), offsets.size(), data.size());
   std::vector<double> times(offsets.size() ? offsets.size() - 1 : 0);
   const auto* text = reinterpret_cast<const char*>(data.data());
   for (size_t i = 0; i < times.size(); ++i) {
     const int64_t begin = offsets.data()[i], end = offsets.data()[i + 1];
-    if (!parse_time({text + begin, static_cast<size_t>(end - begin)}, times[i]))
+    if (!format.parse({text + begin, static_cast<size_t>(end - begin)}, times[i]))
       times[i] = std::numeric_limits<double>::quiet_NaN();
   }
   return to_numpy(std::move(times));
@@ -120,11 +128,12 @@ void bind_decode(nb::module_& m) {
   m.attr("DECODE_REASONS") = nb::tuple(reasons);
 
   m.attr("TIME_RANGE") = nb::make_tuple(kTimeBegin, kTimeEnd);
-  m.def("parse_times", &parse_times);
-
   nb::class_<LabelSpec>(m, "LabelSpec")
       .def(nb::new_(&label_spec), nb::arg("field"), nb::kw_only(), nb::arg("kind") = "binary",
-           nb::arg("optional") = false);
+           nb::arg("optional") = false, nb::arg("positive") = nb::none());
+  nb::class_<TimeFormat>(m, "TimeFormat")
+      .def(nb::new_(&time_format), nb::arg("per_second") = 1.0, nb::arg("pattern") = "");
+  m.def("parse_times", &parse_times, nb::arg("data"), nb::arg("offsets"), nb::arg("format") = TimeFormat{});
   nb::class_<CategoricalSpec>(m, "CategoricalSpec")
       .def(nb::new_([](std::string field, uint32_t max_length, std::optional<std::string> default_id) {
              return CategoricalSpec{std::move(field), max_length, std::move(default_id)};
@@ -157,14 +166,15 @@ void bind_decode(nb::module_& m) {
       .def("__init__",
            [](SharedDecoder* self, std::vector<LabelSpec> labels, std::vector<CategoricalSpec> categoricals,
               std::vector<CrossSpec> crosses, std::vector<NumericSpec> numerics, std::optional<std::string> time,
-              std::optional<std::string> weight, size_t max_message_bytes, size_t max_id_bytes, size_t max_ids,
-              int max_depth) {
+              std::optional<std::string> weight, TimeFormat time_format, size_t max_message_bytes,
+              size_t max_id_bytes, size_t max_ids, int max_depth) {
              new (self) SharedDecoder(DecoderSpec{std::move(labels), std::move(categoricals), std::move(crosses),
                                                   std::move(numerics), std::move(time), std::move(weight),
-                                                  max_message_bytes, max_id_bytes, max_ids, max_depth});
+                                                  std::move(time_format), max_message_bytes, max_id_bytes, max_ids, max_depth});
            },
            nb::kw_only(), nb::arg("labels"), nb::arg("categoricals"), nb::arg("crosses"), nb::arg("numerics"),
-           nb::arg("time").none(), nb::arg("weight").none(), nb::arg("max_message_bytes") = size_t{1} << 20,
+           nb::arg("time").none(), nb::arg("weight").none(), nb::arg("time_format") = TimeFormat{},
+           nb::arg("max_message_bytes") = size_t{1} << 20,
            nb::arg("max_id_bytes") = 256, nb::arg("max_ids") = 10'000, nb::arg("max_depth") = 32)
       .def("decode", &decode, nb::arg("messages"), nb::arg("with_labels") = true);
 }

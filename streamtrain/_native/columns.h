@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "event_time.h"
 #include "reason.h"
 
 namespace streamtrain {
@@ -19,6 +20,7 @@ struct LabelSpec {
   std::string field;
   Kind kind;
   bool optional;  // missing or null is NaN
+  std::optional<std::string> positive;  // the value that is 1, as text; all others are then 0
 };
 
 struct CategoricalSpec {
@@ -49,6 +51,7 @@ struct DecoderSpec {
   std::vector<CrossSpec> crosses;
   std::vector<NumericSpec> numerics;
   std::optional<std::string> time, weight;
+  TimeFormat time_format;
   size_t max_message_bytes, max_id_bytes;
   size_t max_ids;  // of a sample, over all features and crosses
   int max_depth;

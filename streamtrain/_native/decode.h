@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -63,6 +64,7 @@ class Decoder {
   void keep(size_t index, size_t row, Columns& out);
   void drop(size_t index, size_t row, Columns& out);
   bool labels_of(float* to);
+  bool class_of(const LabelSpec& spec, int field, const Value& value, float& to);
   bool time_of(bool required, double& to);
   bool weight_of(float& to);
   bool categorical_of(Feature& feature);
@@ -101,7 +103,7 @@ class Decoder {
 };
 
 inline Decoder::Decoder(DecoderSpec spec)
-    : spec_(std::move(spec)), reader_(spec_.max_depth, spec_.max_id_bytes) {
+    : spec_(std::move(spec)), reader_(spec_.max_depth, spec_.max_id_bytes, spec_.time_format) {
   const auto require = [](bool valid, const std::string& what) {
     if (!valid) throw std::invalid_argument(what);
   };
@@ -110,7 +112,11 @@ inline Decoder::Decoder(DecoderSpec spec)
   require(spec_.max_ids >= 1, "max_ids must be 1 or more");
   require(spec_.max_depth >= 1 && spec_.max_depth <= 256, "max_depth must be between 1 and 256");
   if (spec_.time) time_field_ = reader_.field(*spec_.time, kTime, kTime);
-  for (const LabelSpec& label : spec_.labels) label_fields_.push_back(reader_.field(label.field, kNumber, 0));
+  for (const LabelSpec& label : spec_.labels) {
+    require(!label.positive || label.kind == LabelSpec::Kind::kBinary,
+            "label \"" + label.field + "\" has a positive class and is not binary");
+    label_fields_.push_back(reader_.field(label.field, label.positive ? kNumber | kIds : kNumber, 0));
+  }
   if (spec_.weight) weight_field_ = reader_.field(*spec_.weight, kNumber, 0);
   for (const CategoricalSpec& c : spec_.categoricals) {
     const std::string id = c.default_id.value_or("");
@@ -242,10 +248,12 @@ inline bool Decoder::labels_of(float* to) {
     const int field = label_fields_[i];
     const Value* value = reader_.value(field);
     to[i] = std::numeric_limits<float>::quiet_NaN();
-    if (!value) {
+    if (spec.positive && value && class_of(spec, field, *value, to[i])) continue;
+    if (!value || value->is_blank) {
       if (!spec.optional) return refuse(Reason::kMissingField, field);
       continue;
     }
+    if (spec.positive) return false;
     if (value->number_reason != Reason::kNone) return refuse(value->number_reason, field, value->position);
     const double number = value->number;
     if ((spec.kind == LabelSpec::Kind::kBinary && number != 0 && number != 1) ||
@@ -257,10 +265,33 @@ inline bool Decoder::labels_of(float* to) {
   return true;
 }
 
+// Whether a value is of the positive class (1) or another (0); false, with the reason, if it is of none.
+inline bool Decoder::class_of(const LabelSpec& spec, int field, const Value& value, float& to) {
+  const std::string& positive = *spec.positive;
+  switch (value.kind) {
+    case Value::Kind::kString: {
+      if (value.id_reason != Reason::kNone) return refuse(value.id_reason, field, value.position);
+      const bool is_positive = *value.ids == hash_bytes(positive.data(), positive.size());
+      to = is_positive ? 1.0f : 0.0f;
+      return is_positive || !value.is_blank;
+    }
+    case Value::Kind::kNumber: {
+      if (value.number_reason != Reason::kNone) return refuse(value.number_reason, field, value.position);
+      double number = 0;
+      const char* const end = positive.data() + positive.size();
+      const std::from_chars_result parsed = std::from_chars(positive.data(), end, number);
+      to = parsed.ec == std::errc() && parsed.ptr == end && value.number == number ? 1.0f : 0.0f;
+      return true;
+    }
+    case Value::Kind::kBoolean: to = positive == (value.number != 0 ? "true" : "false") ? 1.0f : 0.0f; return true;
+    default: return refuse(Reason::kWrongType, field, value.position);
+  }
+}
+
 inline bool Decoder::weight_of(float& to) {
   to = 1;
   const Value* value = reader_.value(weight_field_);
-  if (!value) return true;
+  if (!value || value->is_blank) return true;
   if (value->kind == Value::Kind::kBoolean) return refuse(Reason::kWrongType, weight_field_, value->position);
   if (value->number_reason != Reason::kNone) return refuse(value->number_reason, weight_field_, value->position);
   if (value->number < 0) return refuse(Reason::kBadWeight, weight_field_, value->position);
@@ -310,7 +341,7 @@ inline bool Decoder::number_of(size_t numeric, float& to) {
   const int field = numeric_fields_[numeric];
   const NumericSpec& spec = spec_.numerics[numeric];
   const Value* value = reader_.value(field);
-  if (!value) {
+  if (!value || value->is_blank) {
     if (!spec.default_value) return refuse(Reason::kMissingField, field);
     to = numeric_defaults_[numeric];
     if (!spec.cells.empty()) features_[cell_features_[numeric]].keys.push_back(cell_key(kNoCell));

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,12 +43,21 @@ struct Value {
   int64_t id_position = 0;        // of the first thing that is not an id
   const uint64_t* ids = nullptr;  // their keys
   double number = 0;              // booleans are 0 and 1
+  bool is_blank = false;          // a text that stands for a missing number
   double time = 0;                // seconds since the epoch
 };
 
+// Whether a text stands for a missing number in the files of this world.
+inline bool stands_for_missing(std::string_view text) {
+  static constexpr std::string_view kTexts[] = {"",    "NA",  "N/A",  "n/a",  "#N/A", "<NA>", "NaN",
+                                                "nan", "NULL", "null", "None", "\\N",  "-",    "?"};
+  return text.size() <= 4 && std::find(std::begin(kTexts), std::end(kTexts), text) != std::end(kTexts);
+}
+
 class SampleReader {
  public:
-  SampleReader(int max_depth, size_t max_id_bytes) : json_(max_depth), max_id_bytes_(max_id_bytes), table_(16, kUnknown) {}
+  SampleReader(int max_depth, size_t max_id_bytes, TimeFormat time_format = {})
+      : json_(max_depth), max_id_bytes_(max_id_bytes), time_format_(std::move(time_format)), table_(16, kUnknown) {}
 
   SampleReader(const SampleReader&) = delete;  // parts of a reader point to others
   SampleReader& operator=(const SampleReader&) = delete;
@@ -111,6 +121,7 @@ class SampleReader {
       Value& value = field->value;
       field->sample = sample_;
       value.position = value.id_position = -1;
+      value.is_blank = false;
       value.id_reason = value.number_reason = value.time_reason = Reason::kWrongType;
       const size_t at = row * column->width;
       if (column->is_list) tensor_list(*column->tensor, at, column->length(row), roles, value);
@@ -216,6 +227,7 @@ class SampleReader {
     if (!roles) return json_.skip_value(p, 1);
     field.sample = sample_;
     value.position = value.id_position = p - json_.begin();
+    value.is_blank = false;
     value.id_reason = value.number_reason = value.time_reason = Reason::kWrongType;
     switch (*p) {
       case '"': return string_value(p, roles, value);
@@ -247,7 +259,8 @@ class SampleReader {
   void take_text(std::string_view text, uint8_t roles, Value& value) {
     value.kind = Value::Kind::kString;
     if (roles & kIds) single_id(text, value);
-    if (roles & kTime) value.time_reason = parse_time(text, value.time) ? Reason::kNone : Reason::kBadTime;
+    if (roles & kNumber) value.is_blank = stands_for_missing(text);
+    if (roles & kTime) value.time_reason = time_format_.parse(text, value.time) ? Reason::kNone : Reason::kBadTime;
   }
 
   const char* number_value(const char* p, uint8_t roles, Value& value) {
@@ -260,11 +273,12 @@ class SampleReader {
     return p;
   }
 
-  static void take_number(double number, Value& value) {
-    value.number = value.time = number;
+  void take_number(double number, Value& value) const {
+    value.number = number;
+    value.time = number / time_format_.per_second;
     value.number_reason = std::isfinite(number) ? Reason::kNone : Reason::kNotFinite;
     value.time_reason = value.number_reason != Reason::kNone ? value.number_reason
-                        : is_time(number)                    ? Reason::kNone
+                        : is_time(value.time)                ? Reason::kNone
                                                              : Reason::kBadTime;
   }
 
@@ -367,6 +381,7 @@ class SampleReader {
 
   JsonScanner json_;
   const size_t max_id_bytes_;
+  const TimeFormat time_format_;
   std::vector<Field> fields_;
   std::vector<int> table_;  // hash table of field numbers, at most half full; a power of two long
   std::vector<Expected> expected_;

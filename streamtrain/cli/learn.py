@@ -1,13 +1,18 @@
-"""`learn`: learn from a file of samples in one process, with live figures and a learning curve."""
+"""`learn`: learn from a file of samples in one process, with live figures and a learning curve.
 
+Without a model file, the model is made by what the first samples hold.
+"""
+
+import shlex
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import islice
-from typing import Annotated, Any
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -23,7 +28,6 @@ from streamtrain.cli.options import (
     FileFormat,
     ListColumns,
     MaxBadRatio,
-    Model,
     SampleUrl,
     TextColumns,
     sample_file,
@@ -35,9 +39,15 @@ from streamtrain.errors import BadSample, ConfigError
 from streamtrain.learner import Learned, Learner
 from streamtrain.model.bad_samples import BadSampleGuard, Refusals
 from streamtrain.model.features import Categorical
+from streamtrain.model.inferred_schema import INFERRED_SAMPLES, InferredSchema, infer_schema
 from streamtrain.model.samples import Samples
 from streamtrain.model.schema import Schema
+from streamtrain.quality.progressive import Metrics
 from streamtrain.service.start_tensorflow import load_tensorflow
+
+if TYPE_CHECKING:
+    from streamtrain.model.model import Model
+    from streamtrain.stream.files import SampleFile
 
 _REFRESH = 0.25  # seconds between updates of the screen
 _FIRST_LINE = 1024  # samples; each line after it stands for twice as many
@@ -214,15 +224,14 @@ def _timed_parts(learner: Learner, samples: Samples, clock: Callable[[], float])
 
 
 def _figures(learner: Learner, title: str, samples_per_s: float, bad: Mapping[str, int]) -> Table:
-    table = new_table(title, ("label", "figure", "latest", "all"), right=("latest", "all"))
+    table = new_table(title, ("label", "figure", "latest", "all", "its mean"), right=("latest", "all", "its mean"))
     total, window = learner.metrics(), learner.metrics(window=True)
     for label, metrics in total.items():
         for figure, value in metrics.as_dict().items():
             latest = window[label].as_dict()[figure]
             if value is not None and figure not in ("samples", "auc_error", "non_finite"):
-                table.add_row(
-                    label, figure.replace("_", " "), f"{latest:.4f}" if latest is not None else "", f"{value:.4f}"
-                )
+                shown = ("" if one is None else f"{one:.4f}" for one in (latest, value, _of_mean(metrics, figure)))
+                table.add_row(label, figure.replace("_", " "), *shown)
     table.add_section()
     table.add_row("", "samples", "", f"{learner.samples:,}")
     table.add_row("", "samples/s", "", f"{samples_per_s:,.0f}")
@@ -236,9 +245,126 @@ def _figures(learner: Learner, title: str, samples_per_s: float, bad: Mapping[st
     return table
 
 
+def _of_mean(metrics: Metrics, figure: str) -> float | None:
+    """The figure of always predicting the label's mean in hindsight; None: unknown."""
+    if figure == "auc":
+        return 0.5
+    if figure != "log_loss" or not metrics.normalized_entropy > 0:
+        return None
+    return metrics.log_loss / metrics.normalized_entropy
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of `learn` that say which model.
+
+    Attributes:
+        model: location of a model file; None: the model is made by the samples.
+        label: FIELD or FIELD=VALUE; only without a model.
+        time: field of the event time; None: by the samples; "": none.
+        write_model: path of the model file to write.
+    """
+
+    model: str | None
+    label: str | None
+    time: str | None
+    write_model: str | None
+
+    def check(self, *, overwrite: bool) -> None:
+        """Raises ConfigError unless they go together and there is a model file, or none would be replaced unasked."""
+        if self.model is not None:
+            from streamtrain.model.loader import locate_model
+
+            options = (("--label", self.label), ("--time", self.time), ("--write-model", self.write_model))
+            if given := [name for name, value in options if value is not None]:
+                raise ConfigError(
+                    f"{given[0]} is for learning without --model: the model file says what the fields are"
+                )
+            locate_model(self.model)
+        elif self.label is None:
+            raise ConfigError(
+                "say what to predict: --label FIELD, and the model is made by what the file holds; or give a model "
+                "file, --model path/to/file.py:name"
+            )
+        elif self.write_model is not None and Path(self.write_model).exists() and not overwrite:
+            raise ConfigError(f"--write-model: there is a file {self.write_model} already; replace it with --overwrite")
+
+    def infer(
+        self, file: "SampleFile", messages: Iterator[bytes], console: Console
+    ) -> tuple[InferredSchema, "SampleFile", Iterator[bytes]]:
+        """What the samples are, and the file and all its messages as they are to be read; shows a table.
+
+        Raises:
+            ConfigError: there is no such label, or nothing to learn from; or the model file cannot be written.
+        """
+        first = [*islice(messages, INFERRED_SAMPLES)]
+        samples: list[dict[str, Any]] = []
+        for message in first:
+            with suppress(msgspec.DecodeError, msgspec.ValidationError):  # refused when it is learned
+                samples.append(msgspec.json.decode(message, type=dict[str, Any]))
+        if not samples:
+            raise ConfigError(f"none of the first {len(first):,} samples of {file.name} is a JSON object")
+        label, _, positive = (self.label or "").partition("=")
+        inferred = infer_schema(
+            samples, label, positive=positive or None, time=self.time, splits=file.format != "jsonl"
+        )
+        console.print(f"by its first {inferred.samples:,} samples, the fields of {file.name} are:", highlight=False)
+        console.print(_inferred_table(inferred))
+        if self.write_model is not None:
+            try:
+                Path(self.write_model).write_text(inferred.source(file.name), encoding="utf-8")
+            except OSError as exc:
+                raise ConfigError(f"--write-model: cannot write {self.write_model}: {exc.strerror}") from exc
+        if not inferred.text and not inferred.lists:
+            return inferred, file, chain(first, messages)
+        again = file.read_as(inferred.text, inferred.lists)
+        return inferred, again, again.opened()
+
+    def next_command(self, save: str | None) -> Text:
+        """How to serve what was learned."""
+        if self.write_model is None or save is None:
+            return Text("to keep the model and serve it, add --write-model model.py --save learned", "bold")
+        words = ("streamtrain", "serve", "--model", f"{self.write_model}:model", "--set", f"checkpoint.url={save}")
+        return Text(f"to serve it: {shlex.join(words)}", "bold")
+
+
+def make_model(inferred: InferredSchema) -> "Model":
+    """The model that the model file would be; TensorFlow is loaded."""
+    from streamtrain.model.model import Model
+
+    return Model(inferred.schema, loss=inferred.loss)
+
+
+def _inferred_table(inferred: InferredSchema) -> Table:
+    table = new_table("", ("field", "is", "because", "such as"))
+    table.title = None
+    for one in inferred.fields:
+        style = "dim" if one.role == "left out" else "bold" if one.role in ("label", "time") else ""
+        table.add_row(*(Text(word, style) for word in (one.name, one.role, one.why, one.examples)))
+    return table
+
+
 def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
     file: SampleUrl,
-    model: Model,
+    model: Annotated[str | None, typer.Option(help="The model: path/to/file.py:name.")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD[=VALUE]",
+            help="Without a model: the field to predict; =VALUE says which of its values is the positive class.",
+        ),
+    ] = None,
+    time_: Annotated[
+        str | None,
+        typer.Option(
+            "--time",
+            metavar="FIELD",
+            help="With --label: the field of the event time; default: by its values; '': none.",
+        ),
+    ] = None,
+    write_model: Annotated[
+        str | None, typer.Option(metavar="PATH", help="With --label: where to write the model file.")
+    ] = None,
     batch_size: BatchSize = 1024,
     load: Annotated[str | None, typer.Option(help="Path or URL of a checkpoint to resume from.")] = None,
     save: Annotated[str | None, typer.Option(help="Path or URL of the checkpoint to write at the end.")] = None,
@@ -258,27 +384,34 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
 ) -> None:
     """Learn from a file of samples, with live figures and a learning curve.
 
+    With --label instead of --model, it decides by the first samples what their fields are, and says so in a table.
+
     Ends with advice if something keeps the model from learning, and with a line of JSON: samples, samples_per_s, bad
     (refused samples by reason), rows, metrics by label, and advice.
     """
     from streamtrain.learner import Learner
-    from streamtrain.model.loader import load_model, locate_model
+    from streamtrain.model.loader import load_model
 
-    locate_model(model)
-    ahead = parse_duration(future_after, "--future-after")
+    console, ahead = Console(stderr=True), parse_duration(future_after, "--future-after")
+    chosen = ModelOptions(model, label, time_, write_model)
+    chosen.check(overwrite=overwrite)
     samples = sample_file(file, format_, text, lists)
     if save:
         _check_save(save, load, overwrite=overwrite, asks=file != "-" and sys.stdin.isatty())
     messages = samples.opened()  # errors in the file show before TensorFlow is loaded
-    load_tensorflow()
-    made = load_model(model)
+    first: list[bytes] = []
+    if model is None:
+        inferred, samples, messages = chosen.infer(samples, messages, console)
+        load_tensorflow()
+        made = make_model(inferred)
+    else:
+        load_tensorflow()
+        made, messages = load_model(model), _copy_first(messages, first)
     learner = (
         Learner.load(load, made, batch_size=batch_size, future_after=ahead)
         if load
         else Learner(made, batch_size=batch_size, future_after=ahead)
     )
-    console, first = Console(stderr=True), list[bytes]()
-    messages = _copy_first(messages, first)
     done = replay(
         learner, messages, console, title=file, place=samples.place, max_bad_ratio=max_bad_ratio, seconds=for_
     )
@@ -287,6 +420,8 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     advice = _advise_on_lists(made.schema, first, split_names(text)) + learner.advice()
     for one in advice:
         console.print(Text(f"advice: {one}", "bold yellow"), soft_wrap=True)
+    if model is None:
+        console.print(chosen.next_command(save), soft_wrap=True)
     print_json(
         {
             "samples": done.samples,

@@ -27,8 +27,9 @@ from streamtrain._core import (
 )
 from streamtrain.errors import BadSample, ConfigError
 from streamtrain.model.batch import Batch
-from streamtrain.model.features import Categorical, Cells, Cross, Label, Numeric
+from streamtrain.model.features import BLANKS, Categorical, Cells, Cross, Label, Numeric
 from streamtrain.model.model import Model
+from streamtrain.model.schema import TIME_UNITS, find_time_formats, time_format
 
 DETAILED = 64
 """Refused samples of a batch that are described; the others would cost time, and say the same."""
@@ -37,6 +38,7 @@ DETAILED_BYTES = 1 << 18
 
 _NUMBER, _ID = "a number", "an id (text or an integer) or a list of ids"
 _UNITS = (("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9))
+_UNIT = {per_second: unit for unit, per_second in TIME_UNITS.items()}
 _YEAR_2100 = 4_102_444_800
 _SHOWN = 60  # characters of a value
 _NAMES = 20  # fields that are listed
@@ -55,6 +57,7 @@ class Describer:
         named += [(one.name, _NUMBER) for one in model.labels]
         named += [(schema.weight, _NUMBER)] if schema.weight else []
         named += [(schema.time, "seconds since the epoch or ISO 8601 text")] if schema.time else []
+        self._binary = {one.name for one in model.labels if one.kind == "binary"}
         self._expected: dict[str, list[str]] = {}
         for name, kind in named:
             kinds = self._expected.setdefault(name, [])
@@ -90,10 +93,14 @@ class Describer:
         value = sample.get(field)
         match reason:
             case "missing_field":
+                if value is not None:
+                    return f"it is {_shown(value)}, which stands for a missing number"
                 return "it is null" if field in sample else self._missing(field, sample)
             case "wrong_type":
                 expected = " and ".join(self._expected.get(field, ()))
                 why = f"expected {expected}" if expected else ""
+                if isinstance(value, str) and field in self._binary:
+                    why += f"; if it is the positive class, say so: Label({field!r}, positive={value!r})"
             case "bad_label":
                 why = self._label(field)
             case "bad_time":
@@ -127,7 +134,8 @@ class Describer:
         of = f"loss {loss!r} needs" if isinstance(loss, str) else "it must be"
         if kind == "count":
             return f"{of} a number >= 0"
-        return f"{of} 0 or 1" + ("; for other numbers, use 'mean_squared_error'" if isinstance(loss, str) else "")
+        other = "; for other numbers, use 'mean_squared_error', " if isinstance(loss, str) else "; "
+        return f"{of} 0 or 1{other}or say which is positive: Label({name!r}, positive=1)"
 
 
 def describe_future(time: float, latest: float) -> str:
@@ -146,7 +154,9 @@ def _time(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         for unit, per_second in _UNITS:
             if _YEAR_2100 <= value < _YEAR_2100 * per_second:
-                return f"expected seconds since the epoch; if these are {unit}, divide by {per_second:,.0f}"
+                return f"expected seconds since the epoch; of {unit}, say so: Schema(time_format={_UNIT[per_second]!r})"
+    if isinstance(value, str) and (found := next(find_time_formats([value]), None)):
+        return f"{expected}; to read it as it is, say so: Schema(time_format={found[0]!r})"
     return expected
 
 
@@ -239,19 +249,48 @@ def number_column(table: pa.Table, name: str) -> pa.Array:
         ConfigError: the column has another type.
     """
     column = get_column(table, name)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     if not is_numeric(column.type) and not pa.types.is_boolean(column.type) and not pa.types.is_null(column.type):
         raise ConfigError(f"column {name!r} is {column.type}; it must be numbers")
     return column
 
 
 def floats(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """A column as float64 (0 where null) and where it is null."""
+    """A column as float64 (0 where null or NaN) and where it is so."""
     nulls = null_mask(column)
     if pa.types.is_decimal(column.type) or pa.types.is_boolean(column.type) or pa.types.is_null(column.type):
         column = column.cast(pa.float64(), safe=False)
     if column.null_count:
         column = pc.fill_null(column, 0)
-    return column.to_numpy(zero_copy_only=False).astype(np.float64), nulls
+    values = column.to_numpy(zero_copy_only=False).astype(np.float64)
+    if np.isnan(values).any():
+        nulls = nulls | np.isnan(values)
+        values = np.where(nulls, 0.0, values)
+    return values, nulls
+
+
+def _classes(column: pa.Array, positive: str, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """1 where a column of texts, numbers or booleans is `positive`, else 0, and where it is missing.
+
+    Raises:
+        ConfigError: the column has another type.
+    """
+    column = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    if is_text(column.type):
+        found, blank = pc.equal(column, positive), pc.is_in(column, pa.array(sorted(BLANKS), column.type))
+        missing = null_mask(column) | pc.fill_null(pc.and_not(blank, found), True).to_numpy(zero_copy_only=False)
+        return pc.fill_null(found, False).to_numpy(zero_copy_only=False).astype(np.float64), missing
+    if pa.types.is_boolean(column.type):
+        column = pc.equal(column, positive == "true") if positive in ("true", "false") else pc.and_(column, False)
+        return floats(column)
+    if not is_numeric(column.type) and not pa.types.is_null(column.type):
+        raise ConfigError(f"column {name!r} is {column.type}; a label is text, a number or a boolean")
+    values, missing = floats(column)
+    try:
+        return np.where(np.isfinite(values), values == float(positive), values).astype(np.float64), missing
+    except ValueError:
+        return np.where(np.isfinite(values), 0.0, values), missing
 
 
 def null_mask(column: pa.Array) -> NDArray[np.bool_]:
@@ -349,6 +388,7 @@ class ColumnReader:
     def __init__(self, model: Model, describer: Describer, *, with_labels: bool) -> None:
         self._model, self._describer = model, describer
         self._schema = model.schema
+        self._time_format = time_format(model.schema.time_format)
         self._with_labels = with_labels
         inputs: tuple[Categorical | Numeric, ...] = (*self._schema.categoricals, *self._schema.numerics)
         fields, required = {one.field_name for one in inputs}, {one.field_name for one in inputs if one.default is None}
@@ -446,10 +486,11 @@ class ColumnReader:
             ticks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
             values = ticks // unit + ticks % unit / unit
         elif is_text(column.type):
-            values, missing = parse_times(*text_buffers(column)), null_mask(column)
+            values, missing = parse_times(*text_buffers(column), self._time_format), null_mask(column)
         elif is_numeric(column.type) or pa.types.is_null(column.type):
             values, missing = floats(column)
             refused.add(~missing & ~np.isfinite(values), "not_finite", name)
+            values /= TIME_UNITS.get(self._schema.time_format or "s", 1.0)
         else:
             raise ConfigError(f"column {name!r} is {column.type}; event times are numbers, timestamps or ISO 8601 text")
         if self._with_labels:
@@ -476,7 +517,16 @@ class ColumnReader:
     def _label(self, table: pa.Table, label: Label, refused: _Refused) -> NDArray[np.float32]:
         if not has_column(table, label.name):
             return np.full(table.num_rows, np.nan, np.float32)
-        values, missing = floats(number_column(table, label.name))
+        column = get_column(table, label.name)
+        if label.positive is not None:
+            values, missing = _classes(column, str(label.positive), label.name)
+        elif is_text(getattr(column.type, "value_type", column.type)):
+            raise ConfigError(
+                f"column {label.name!r} is {column.type}; a label is numbers, or say which of its values is the "
+                f"positive class: Label({label.name!r}, positive=…)"
+            )
+        else:
+            values, missing = floats(number_column(table, label.name))
         if not label.optional:
             refused.add(missing, "missing_field", label.name)
         stored = _stored(values, label.name, refused)

@@ -23,6 +23,8 @@ MAX_CROSSED = 8
 MAX_CELL_BITS = 23
 MAX_LENGTH = 2**31 - 1
 MAX_CAPACITY = 2**32 - 2
+BLANKS = frozenset(("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "\\N", "-", "?"))
+"""Texts that stand for a missing number, as the native core has them (sample.h)."""
 MAX_FLOAT = 3.4028234663852886e38  # of float32
 
 
@@ -306,17 +308,27 @@ class Label:
         kind: "binary" (0 or 1, true or false), "real" (any finite number) or "count" (a finite number >= 0);
             None: what the model's loss for this label needs.
         optional: whether it may be missing or null; such a sample does not count for this task.
+        positive: of a binary label that is not 0 or 1, the value that is the positive class: "yes", or 1 of -1 and 1.
+            All others are negative, but texts that stand for a missing number (docs/samples.md) are missing.
     """
 
     name: str
     _: KW_ONLY
     kind: LabelKind | None = None
     optional: bool = False
+    positive: str | int | None = None
 
     def __post_init__(self) -> None:
         check_name("label", self.name)
         if self.kind not in ("binary", "real", "count", None):
             raise ConfigError(f'label {self.name!r}: kind must be "binary", "real" or "count", not {self.kind!r}')
+        if self.positive is not None:
+            if not isinstance(self.positive, str | int) or isinstance(self.positive, bool):
+                raise ConfigError(f"label {self.name!r}: positive must be text or an integer, not {self.positive!r}")
+            if self.kind in ("real", "count"):
+                raise ConfigError(
+                    f"label {self.name!r}: only a binary label has a positive class, not a {self.kind} one"
+                )
 
 
 Feature = Categorical | Cross | Numeric

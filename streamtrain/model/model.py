@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -473,12 +473,12 @@ def _kind_of_label(loss: Any) -> LabelKind:
 
 def _resolve(label: Label, loss: Loss) -> Label:
     if callable(loss):
-        return Label(label.name, kind=label.kind or _kind_of_label(loss), optional=label.optional)
+        return replace(label, kind=label.kind or _kind_of_label(loss))
     if not isinstance(loss, str) or loss not in LOSSES:
         raise ConfigError(f"loss must be one of {', '.join(LOSSES)} or a callable, not {loss!r}")
     if label.kind not in (None, LOSSES[loss]):
         raise ConfigError(f"label {label.name!r} is {label.kind}, but loss {loss!r} needs it to be {LOSSES[loss]}")
-    return Label(label.name, kind=LOSSES[loss], optional=label.optional)
+    return replace(label, kind=LOSSES[loss])
 
 
 def changed_in_training(model: keras.Model) -> set[int]:

@@ -5,11 +5,14 @@ and reported with a reason; docs/samples.md lists the reasons.
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from itertools import islice
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +29,9 @@ from streamtrain._core import (
 from streamtrain.errors import BadSample, ConfigError
 from streamtrain.model.batch import Batch
 from streamtrain.model.columns import DETAILED, DETAILED_BYTES, ColumnReader, Describer, describe_future
+from streamtrain.model.features import Label
 from streamtrain.model.model import Model
+from streamtrain.model.schema import time_format
 
 LATE, FUTURE = "late", "future"
 REASONS: tuple[str, ...] = (*DECODE_REASONS, "not_avro", "not_protobuf", "unknown_schema", FUTURE, LATE)
@@ -148,7 +153,7 @@ def _decoder(model: Model, max_message_bytes: int) -> Decoder:
     schema = model.schema
     position = {one.name: i for i, one in enumerate(schema.categoricals)}
     return Decoder(
-        labels=[LabelSpec(one.name, kind=one.kind or "real", optional=one.optional) for one in model.labels],
+        labels=[_label_spec(one) for one in model.labels],
         categoricals=[
             CategoricalSpec(
                 one.field_name,
@@ -174,11 +179,17 @@ def _decoder(model: Model, max_message_bytes: int) -> Decoder:
         ],
         time=schema.time,
         weight=schema.weight,
+        time_format=time_format(schema.time_format),
         max_message_bytes=max_message_bytes,
         max_id_bytes=schema.max_id_bytes,
         max_ids=schema.max_ids,
         max_depth=schema.max_depth,
     )
+
+
+def _label_spec(label: Label) -> LabelSpec:
+    positive = None if label.positive is None else str(label.positive)
+    return LabelSpec(label.name, kind=label.kind or "real", optional=label.optional, positive=positive)
 
 
 def _messages_at(messages: Sequence[bytes | TensorSamples], indexes: Iterable[int]) -> Iterator[bytes]:
@@ -199,8 +210,14 @@ def _message(sample: bytes | str | Mapping[str, Any]) -> bytes:
     if isinstance(sample, str):
         return sample.encode("utf-8", "surrogatepass")
     if isinstance(sample, Mapping):
-        return json.dumps(dict(sample), default=_plain, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        given = {name: None if _is_nan(value) else value for name, value in sample.items()}
+        return json.dumps(given, default=_plain, ensure_ascii=False).encode("utf-8", "surrogatepass")
     raise TypeError(f"a sample must be bytes, str or a dict, not {type(sample).__name__}")
+
+
+def _is_nan(value: object) -> bool:
+    """Whether a value is NaN, which pandas and NumPy have where a number is missing."""
+    return isinstance(value, float | np.floating) and math.isnan(value)
 
 
 def _not_samples(given: object) -> str:
@@ -216,8 +233,12 @@ def _not_samples(given: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy scalars and arrays, dates and the like, as JSON has them."""
+    """NumPy scalars and arrays, dates and the like, as JSON has them; {} for others, refused where it is read."""
     for method in ("tolist", "isoformat"):
         if hasattr(value, method):
             return getattr(value, method)()
-    raise TypeError(f"a sample cannot hold a {type(value).__name__}")
+    if isinstance(value, Decimal):
+        return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+    if isinstance(value, UUID):
+        return str(value)
+    return {}

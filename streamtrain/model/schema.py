@@ -8,7 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any
 
-from streamtrain._core import hash_bytes
+import numpy as np
+from numpy.typing import NDArray
+
+from streamtrain._core import TimeFormat, hash_bytes, parse_times
 from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError
 from streamtrain.model.features import (
@@ -86,6 +89,8 @@ class Schema:
         features: the model's inputs, in the order in which the graph gets them.
         label: the key of the label, a `Label`, or a sequence of either for several tasks.
         time: key of the event time (seconds since the epoch, or ISO 8601); None: samples have none.
+        time_format: how it is written otherwise: "ms", "us" or "ns" since the epoch, or text of the form of a pattern
+            such as "%m/%d/%Y %H:%M:%S", of Python's directives %Y %m %d %y %b %H %I %p %M %S %f %z.
         weight: key of the sample weight (>= 0; 1 where missing); None: all weigh 1.
         max_message_bytes: longest message accepted.
         max_id_bytes: longest id accepted, in bytes of UTF-8.
@@ -101,6 +106,7 @@ class Schema:
     features: Sequence[Feature]
     label: str | Label | Sequence[str | Label] = "label"
     time: str | None = None
+    time_format: str | None = None
     weight: str | None = None
     max_message_bytes: int = 1 << 20
     max_id_bytes: int = 256
@@ -117,6 +123,7 @@ class Schema:
         for option in ("time", "weight"):
             if getattr(self, option) is not None:
                 check_name(option, getattr(self, option))
+        time_format(self.time_format)
         for option, most in _LIMITS.items():
             if not is_count(getattr(self, option), most):
                 raise ConfigError(f"{option} must be an integer from 1 to {most}, not {getattr(self, option)!r}")
@@ -196,6 +203,48 @@ class Schema:
             },
             "labels": [one.name for one in self.labels],
         }
+
+
+TIME_UNITS = {"s": 1e0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+"""Of numbers that are event times, by name how many make a second."""
+
+
+def time_format(given: str | None) -> TimeFormat:
+    """How event times are written, by a schema's `time_format`.
+
+    Raises:
+        ConfigError: it is neither a unit nor a pattern.
+    """
+    try:
+        if given is None or given in TIME_UNITS:
+            return TimeFormat(TIME_UNITS[given or "s"])
+        if isinstance(given, str) and "%" in given:
+            return TimeFormat(pattern=given)
+        why = "expected one of s, ms, us and ns, or a pattern such as %d.%m.%Y"
+    except ValueError as exc:
+        why = str(exc)
+    raise ConfigError(f"time_format {given!r}: {why}")
+
+
+_DATES = (
+    *("%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y"),
+    *("%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%d/%b/%Y", "%b %d, %Y", "%b %d %Y", "%Y%m%d"),
+)
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", ":%H:%M:%S %z", "T%H:%M:%S")
+_PATTERNS = (None, *(f"{date}{time}" for time in _TIMES for date in _DATES))
+
+
+def find_time_formats(texts: Sequence[str]) -> Iterator[tuple[str | None, NDArray[np.float64]]]:
+    """Each `time_format` that all of some texts have, of those that are usual, with their seconds since the epoch."""
+    text = "".join(texts).encode("utf-8", "replace")
+    offsets = np.cumsum([0, *(len(one.encode("utf-8", "replace")) for one in texts)])
+    data = np.frombuffer(text, np.uint8)
+    for pattern in _PATTERNS:
+        head = parse_times(data, offsets[:2], time_format(pattern))
+        if np.isfinite(head).all():
+            seconds = parse_times(data, offsets, time_format(pattern))
+            if np.isfinite(seconds).all():
+                yield pattern, seconds
 
 
 _LIMITS = {"max_message_bytes": 1 << 30, "max_id_bytes": 1 << 30, "max_ids": 1 << 30, "max_depth": 256}

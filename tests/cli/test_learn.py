@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -118,6 +119,65 @@ def test_the_first_refused_sample_of_each_kind_is_described_with_its_line(tmp_pa
     file.write_bytes(jsonl(samples[:7]))
     with pytest.raises(TooManyBadSamples, match="such as line 4: bad_label in field 'label': it is 5"):
         learned(file)
+
+
+def clicks(folder: Path, count: int = 3000) -> Path:
+    """A CSV as one has it, of whose clicks hour, genre and the price tell."""
+    random = np.random.default_rng(0)
+    lines = ["row,at,user_id,hour,genres,price,device,clicked"]
+    for i in range(count):
+        hour, price, genre = int(random.integers(24)), float(random.lognormal(3)), int(random.integers(4))
+        clicked = "yes" if random.random() < (0.8 if hour > 12 and price < 20 else 0.1) else "no"
+        at = f"{i // 240 % 28 + 1:02}/{i // 6720 + 1:02}/2024 {i // 10 % 24:02}:{i % 60:02}"
+        names = "|".join(["Drama", "War", "Comedy", "News"][: genre + 1])
+        lines.append(f"{i},{at},{i * 7919 % 500},{hour},{names},{price:.2f},phone,{clicked}")
+    (folder / "clicks.csv").write_text("\n".join(lines))
+    return folder / "clicks.csv"
+
+
+def test_a_csv_alone(tmp_path: Path) -> None:
+    """No model file: what the fields are is decided, said and written; the written file learns the same, and serves."""
+    file, model, saved = clicks(tmp_path), tmp_path / "made.py", tmp_path / "learned"
+    given = ("learn", str(file), "--label", "clicked")
+    done = run(*given, "--write-model", str(model), "--save", str(saved))
+    said = done.stderr.decode()
+    assert done.returncode == 0, said
+    figures = json.loads(done.stdout)
+    assert figures["samples"] == 3000
+    assert figures["metrics"]["clicked"]["auc"] > 0.75
+    rows = [[cell.strip() for cell in line.split("│")] for line in said.splitlines() if line.count("│") == 5]
+    roles = {name: role for _, name, role, *_ in rows if name}
+    assert roles == {
+        **{"row": "left out", "at": "time", "user_id": "id", "hour": "id", "genres": "list", "price": "number"},
+        **{"device": "left out", "clicked": "label"},
+    }
+    assert f"to serve it: streamtrain serve --model {model}:model --set checkpoint.url={saved}" in said
+    assert 'time_format="%d/%m/%Y %H:%M"' in model.read_text()
+    same = run("learn", str(file), "--model", str(model), "--lists", "genres")
+    assert json.loads(same.stdout)["metrics"] == figures["metrics"]
+    assert run(*given, "--write-model", str(model)).stderr.decode() == (
+        f"streamtrain: --write-model: there is a file {model} already; replace it with --overwrite\n"
+    )
+    learner = st.Learner.load(saved, st.load_model(str(model)))
+    assert 0 < learner.predict([{"at": "05/01/2024 10:00", "user_id": 7, "hour": 3, "price": "NA"}])[0, 0] < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "say what to predict: --label FIELD, and the model is made by what the file holds; or give a model file"),
+        (("--label", "click"), "--label: the samples have no field 'click'; they have 'ts', 'label', 'user', 'price'"),
+        (("--label", "user"), "field 'user' has 7 different values, u0 (15%), "),
+        (("--label", "label", "--time", "at"), "--time: the samples have no field 'at'"),
+        (("--label", "label", "--model", "m.py"), "--label is for learning without --model"),
+        (("--label", "label", "--write-model", "/nowhere/m.py"), "--write-model: cannot write /nowhere/m.py: No such"),
+    ],
+)
+def test_what_is_wrong_without_a_model(options: tuple[str, ...], message: str) -> None:
+    done = run("learn", "-", *options, stdin=jsonl(rows(100)))
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
 
 
 def test_text_that_looks_like_a_list(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_a_frame_whose_column_is_none() -> None:
         ("tags", [[1.5], [], []], "column 'tags' is double; ids are integers or text"),
         ("tags", [[["x"]], [], []], "column 'tags' is .*; ids are integers or text"),
         ("price", ["1", "2", "3"], "column 'price' is string; it must be numbers"),
-        ("label", ["1", "0", "1"], "column 'label' is string; it must be numbers"),
+        ("label", ["1", "0", "1"], "column 'label' is string; a label is numbers, or say which"),
     ],
 )
 def test_column_of_a_type_that_its_field_cannot_have(name: str, column: Any, message: str) -> None:
@@ -382,10 +382,41 @@ def test_numbers_that_are_missing_or_not_finite() -> None:
     column = pa.array([1.0, None, math.nan, math.inf, 1e39])
     batch, bad = read(reader(stm.Numeric("x", transform=None), with_labels=False), {"x": column})
     assert batch.numeric.tolist() == [[1.0]]
-    assert bad == [(1, "missing_field", "x"), *((i, "not_finite", "x") for i in (2, 3, 4))]
+    assert bad == [*((i, "missing_field", "x") for i in (1, 2)), *((i, "not_finite", "x") for i in (3, 4))]
     batch, bad = read(reader(stm.Numeric("x", default=5, transform=None), with_labels=False), {"x": column})
-    assert batch.numeric.tolist() == [[1.0], [5.0]]
-    assert batch.kept.tolist() == [0, 1]
+    assert batch.numeric.tolist() == [[1.0], [5.0], [5.0]]
+    assert batch.kept.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("column", "positive"),
+    [
+        (["yes", "no", None, "NA", "Yes"], "yes"),
+        (pa.array(["yes", "no", None, "NA", "Yes"]).dictionary_encode(), "yes"),
+        (np.array([1.0, -1.0, math.nan, math.nan, 2.0]), 1),
+        ([1, -1, None, None, 0], 1),
+        ([True, False, None, None, False], "true"),
+    ],
+)
+def test_a_positive_class(column: Any, positive: str | int) -> None:
+    label = stm.Label("y", positive=positive, optional=True)
+    batch, bad = read(reader(stm.Numeric("x"), label=label), {"x": [0] * 5, "y": column})
+    assert not bad
+    np.testing.assert_array_equal(batch.labels[:, 0], np.array([1, 0, math.nan, math.nan, 0], np.float32))
+    with pytest.raises(stm.ConfigError, match="only a binary label has a positive class"):
+        stm.Label("y", positive=positive, kind="real")
+
+
+@pytest.mark.parametrize(
+    ("form", "times"),
+    [("ms", [1_700_000_000_250, 1.70000000025e12]), ("%d.%m.%Y %H:%M:%S.%f", ["14.11.2023 22:13:20.25"] * 2)],
+)
+def test_times_of_another_format(form: str, times: list[Any]) -> None:
+    made = reader(time="ts", time_format=form)
+    batch, bad = read(made, pa.table({"x": [0, 0], "label": [0, 0], "ts": pa.array(times)}))
+    assert (batch.times.tolist(), bad) == ([1_700_000_000.25] * 2, [])
+    with pytest.raises(stm.ConfigError, match="time_format 'min': expected one of s, ms, us and ns, or a pattern"):
+        reader(time="ts", time_format="min")
 
 
 def test_transforms_are_made_in_double() -> None:
@@ -432,12 +463,20 @@ def test_optional_labels_are_nan_where_missing() -> None:
     assert not bad
 
 
+def test_a_label_of_text_needs_a_positive_class() -> None:
+    for column in (["yes", "no"], pa.array(["yes", "no"]).dictionary_encode()):
+        with pytest.raises(stm.ConfigError, match=r"say which of its values .*Label\('label', positive=…\)"):
+            read(reader(), {"x": [0, 1], "label": column})
+    numbers = pd.DataFrame({"x": [0, 1], "label": pd.Categorical([0, 1])})
+    assert read(reader(), numbers)[0].labels[:, 0].tolist() == [0, 1]
+
+
 def test_weights_default_to_one() -> None:
     made = reader(weight="w")
     column = pa.array([0.0, None, 2.5, -1.0, math.nan, 1e39])
     batch, bad = read(made, {"x": [0] * 6, "label": [1] * 6, "w": column})
-    assert batch.weights.tolist() == [0, 1, 2.5]
-    assert bad == [(3, "bad_weight", "w"), (4, "not_finite", "w"), (5, "not_finite", "w")]
+    assert batch.weights.tolist() == [0, 1, 2.5, 1]
+    assert bad == [(3, "bad_weight", "w"), (5, "not_finite", "w")]
     assert read(made, {"x": [0], "label": [1]})[0].weights.tolist() == [1]
 
 
@@ -502,7 +541,7 @@ def test_timestamps_finer_than_a_microsecond() -> None:
         ("yesterday", "bad_time"),
         ("2023-02-30", "bad_time"),
         ("", "bad_time"),
-        (math.nan, "not_finite"),
+        (math.nan, "missing_field"),
         (math.inf, "not_finite"),
         (None, "missing_field"),
     ],

@@ -27,7 +27,7 @@ seeds = st.integers(0, (1 << 32) - 1)
 
 def make_decoder(schema: Schema) -> _core.Decoder:
     return _core.Decoder(
-        labels=[_core.LabelSpec(s.field, kind=s.kind, optional=s.optional) for s in schema.labels],
+        labels=[_core.LabelSpec(s.field, kind=s.kind, optional=s.optional, positive=s.positive) for s in schema.labels],
         categoricals=[
             _core.CategoricalSpec(s.field, max_length=s.max_length, default=s.default) for s in schema.categoricals
         ],
@@ -38,6 +38,7 @@ def make_decoder(schema: Schema) -> _core.Decoder:
         ],
         time=schema.time,
         weight=schema.weight,
+        time_format=_core.TimeFormat(schema.per_second, schema.pattern),
         max_message_bytes=schema.max_message_bytes,
         max_id_bytes=schema.max_id_bytes,
         max_ids=schema.max_ids,
@@ -130,6 +131,10 @@ TEXTS = [
     "/",
     "z" * 31,
     "z" * 40,
+    "NA",
+    "-",
+    "\\N",
+    "true",
 ]
 INTEGERS = ["0", "-0", "7", "-1", "77", str(2**53 + 1), str(2**63), str(2**64), "9" * 30, "-" + "8" * 19]
 REALS = ["0.0", "-0.0", "77.0", "1e3", "1.5E+2", "-2.5e-1", "0.1", "1e-400", "123456.789012", "1e22", "1e23", "0e999"]
@@ -242,6 +247,9 @@ def schemas(draw: st.DrawFn) -> Schema:
     fields = st.sampled_from(FIELDS)
     lengths = st.sampled_from([0, 0, 1, 2, 7])
     kinds = st.sampled_from(["binary", "real", "count"])
+    positives = st.none() | st.sampled_from(["u42", "1", "-1", "1.0", "", "true", "NA"])
+    labels = st.builds(Label, fields, kinds, st.booleans())
+    labels |= st.builds(Label, fields, st.just("binary"), st.booleans(), positives)
     transforms = st.sampled_from(["none", "log1p", "standardize"])
     defaults = st.none() | st.sampled_from([0.0, -1.5])
     stddevs = st.sampled_from([0.5, 3.0, 1e-30])
@@ -254,11 +262,12 @@ def schemas(draw: st.DrawFn) -> Schema:
         indices = st.lists(st.integers(0, len(categoricals) - 1), min_size=2, max_size=4).map(tuple)
         crosses = draw(st.lists(st.builds(Cross, st.sampled_from(["x1", "x2"]), indices, lengths), max_size=2))
     return Schema(
-        labels=tuple(draw(st.lists(st.builds(Label, fields, kinds, st.booleans()), max_size=2))),
+        labels=tuple(draw(st.lists(labels, max_size=2))),
         categoricals=tuple(categoricals),
         crosses=tuple(crosses),
         numerics=tuple(draw(st.lists(numerics, max_size=4))),
         time=draw(st.none() | fields),
+        per_second=draw(st.sampled_from([1.0, 1.0, 1e3, 1e9])),
         weight=draw(st.none() | fields),
         max_id_bytes=draw(st.sampled_from([256, 40, 14])),
         max_ids=draw(st.sampled_from([10_000, 10_000, 7, 2])),
@@ -549,7 +558,7 @@ def test_positions_of_refusals() -> None:
 
 
 def test_first_failure_in_the_order_of_the_schema_stands() -> None:
-    bad = {"price": "", "age": "", "genres": {}, "item": {}, "user": {}, "w": -1, "dwell": -1, "label": 2, "ts": ""}
+    bad = {"price": "x", "age": "x", "genres": {}, "item": {}, "user": {}, "w": -1, "dwell": -1, "label": 2, "ts": ""}
     good = {"ts": 1, "label": 1, "dwell": 1, "w": 1, "user": "u", "item": "i", "genres": [], "price": 1, "age": 1}
     for field, value in good.items():
         refusal = errors_of(json.dumps(bad).encode())
@@ -742,3 +751,94 @@ def test_arrays_outlive_their_decoder() -> None:
     keys = columns.keys
     del columns
     assert keys[1] == _core.hash_bytes(b"77")
+
+
+# --- labels of other classes, missing numbers, times of other forms --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("positive", "values", "expected"),
+    [
+        ("yes", ['"yes"', '"no"', '"Yes"', "1", "true"], [1, 0, 0, 0, 0]),
+        ("1", ["1", "-1", "1.0", '"1"', "2", "1e0", "true"], [1, 0, 1, 1, 0, 1, 0]),
+        ("true", ["true", "false", '"true"', '"True"'], [1, 0, 1, 0]),
+        (">50K", ['">50K"', '"<=50K"'], [1, 0]),
+        ("-", ['"-"', '"+"'], [1, 0]),
+    ],
+)
+def test_a_label_has_a_positive_class(positive: str, values: list[str], expected: list[float]) -> None:
+    schema = Schema(labels=(Label("y", positive=positive),))
+    decoder = make_decoder(schema)
+    messages = [f'{{"y": {value}}}'.encode() for value in values]
+    assert_as_oracle(decoder, schema, messages)
+    assert decoder.decode(messages).labels[:, 0].tolist() == expected
+
+
+def test_only_a_binary_label_has_a_positive_class() -> None:
+    with pytest.raises(ValueError, match='label "y" has a positive class and is not binary'):
+        make_decoder(Schema(labels=(Label("y", "real", positive="1"),)))
+
+
+@pytest.mark.parametrize("text", oracle.BLANKS)
+def test_texts_that_stand_for_a_missing_number(text: str) -> None:
+    given = json.dumps(text)
+    assert errors_of(with_value("age", given)) is None
+    assert errors_of(with_value("w", given)) is None
+    assert errors_of(with_value("dwell", given)) is None
+    assert errors_of(with_value("item", given)) is None  # an id as any other
+    assert errors_of(with_value("price", given)) == ("missing_field", "price", -1)
+    assert errors_of(with_value("label", given)) == ("missing_field", "label", -1)
+    decoded = decoder_of_schema().decode(
+        [with_value("age", given), with_value("age", "null"), with_value("item", given)]
+    )
+    assert decoded.numeric[0].tolist() == decoded.numeric[1].tolist()
+    assert errors_of(with_value("age", json.dumps(f"{text} "))) == ("wrong_type", "age", len(GOOD) + 6)
+
+
+FORMS = [
+    ("%m/%d/%Y %H:%M:%S", ["01/31/2024 00:00:00", "1/3/2024 7:05:09", "02/30/2024 00:00:00", "13/01/2024 00:00:00"]),
+    ("%m/%d/%Y %H:%M", ["01/31/2024 23:59", "01/31/2024", "01/31/2024 24:00", "01/31/2024 00:00 ", "", "2024-01-31"]),
+    ("%d.%m.%Y", ["31.01.2024", "1.2.2024", "31.02.2024", "31.01.24"]),
+    ("%m/%d/%y %I:%M %p", ["01/31/24 12:00 AM", "01/31/68 12:30 pm", "01/31/69 01:30 PM", "01/31/24 13:00 PM"]),
+    (
+        "%d/%b/%Y:%H:%M:%S %z",
+        ["31/Jan/2024:23:59:59 +0130", "01/feb/2024:00:00:00 -0800", "01/Foo/2024:00:00:00 +0000"],
+    ),
+    ("%Y%m%d%H%M%S", ["20240131235959", "20240231235959"]),
+    ("%Y-%m-%d %H:%M:%S.%f %z", ["2024-01-31 01:02:03.250000 +00:00", "2024-01-31 01:02:03. +00:00"]),
+]
+
+
+@pytest.mark.parametrize(("pattern", "texts"), FORMS)
+def test_times_of_other_forms(pattern: str, texts: list[str]) -> None:
+    schema = Schema(time="ts", pattern=pattern)
+    messages = [json.dumps({"ts": text}).encode() for text in texts]
+    reasons = assert_as_oracle(make_decoder(schema), schema, [*messages, b'{"ts": 1700000000}'])
+    assert reasons.keys() <= {"bad_time"}
+    assert sum(reasons.values()) < len(texts)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("%Y-%j", "%j is not one of"),
+        ("%Y-%m-%d%", "% is not one of"),
+        ("%Y-%m", "it needs a year"),
+        ("%H:%M", "it needs a year"),
+        ("%Y-%m-%d %Y", "%Y is there twice"),
+    ],
+)
+def test_patterns_that_say_no_time(pattern: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        _core.TimeFormat(pattern=pattern)
+
+
+@given(st.text("%YmdybHIpMSfz /:.-", max_size=20), st.text("0123456789/:. -APMJanFeb+Z", max_size=30))
+def test_no_pattern_and_no_text_do_harm(pattern: str, text: str) -> None:
+    try:
+        decoder = make_decoder(Schema(time="ts", pattern=pattern))
+    except ValueError:
+        return
+    columns = decoder.decode([json.dumps({"ts": text}).encode()])
+    begin, end = _core.TIME_RANGE
+    assert all(begin <= one < end for one in columns.times)

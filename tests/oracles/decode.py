@@ -19,6 +19,7 @@ class Label:
     field: str
     kind: Literal["binary", "real", "count"] = "binary"
     optional: bool = False
+    positive: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Schema:
     crosses: tuple[Cross, ...] = ()
     numerics: tuple[Numeric, ...] = ()
     time: str | None = None
+    per_second: float = 1.0
+    pattern: str = ""
     weight: str | None = None
     max_message_bytes: int = 1 << 20
     max_id_bytes: int = 256
@@ -151,6 +154,14 @@ def float32(value: float) -> float:
         return float(np.float32(value))
 
 
+BLANKS = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "\\N", "-", "?")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a number is missing: null, or a text that stands for it."""
+    return value is None or (type(value) is str and value in BLANKS)
+
+
 def number_of(name: str, value: Any, booleans: bool = True) -> float:
     """Return a JSON number, or a boolean if allowed, as a finite double."""
     if isinstance(value, bool) and booleans:
@@ -170,9 +181,16 @@ ISO = re.compile(
 BEGIN, END = datetime(1, 1, 1, tzinfo=UTC).timestamp(), datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86400
 
 
-def time_of(name: str, value: Any) -> float:
+def time_of(schema: Schema, name: str, value: Any) -> float:
     """Return seconds since the epoch."""
-    if type(value) is str:
+    if type(value) is str and schema.pattern:
+        try:
+            moment = datetime.strptime(value, schema.pattern)
+        except ValueError:
+            raise Refused("bad_time", field=name) from None
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        seconds = (moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
+    elif type(value) is str:
         if not ISO.fullmatch(value):
             raise Refused("bad_time", field=name)
         try:
@@ -182,18 +200,21 @@ def time_of(name: str, value: Any) -> float:
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         seconds = (moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
     else:
-        seconds = number_of(name, value, booleans=False)
+        seconds = number_of(name, value, booleans=False) / schema.per_second
     if not BEGIN <= seconds < END:
         raise Refused("bad_time", field=name)
     return seconds
 
 
-def label_of(label: Label, value: Any) -> float:
+def label_of(label: Label, value: Any, max_id_bytes: int) -> float:
     """Return a label as float32."""
-    if value is None:
+    is_positive = label.positive is not None and type(value) is str and value == label.positive
+    if is_missing(value) and not is_positive:
         if label.optional:
             return math.nan
         raise Refused("missing_field", field=label.field)
+    if label.positive is not None:
+        return class_of(label, label.positive, value, max_id_bytes)
     number = number_of(label.field, value)
     if (label.kind == "binary" and number not in (0, 1)) or (label.kind == "count" and number < 0):
         raise Refused("bad_label", field=label.field)
@@ -202,9 +223,24 @@ def label_of(label: Label, value: Any) -> float:
     return float32(number)
 
 
+def class_of(label: Label, positive: str, value: Any, max_id_bytes: int) -> float:
+    """Return 1 for the positive class, 0 for another."""
+    if isinstance(value, bool):
+        return float(positive == ("true" if value else "false"))
+    if isinstance(value, Integer | Real):
+        number = number_of(label.field, value)
+        is_number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", positive, re.ASCII)
+        return float(bool(is_number) and number == float(positive))
+    if type(value) is not str:
+        raise Refused("wrong_type", field=label.field)
+    if len(value.encode()) > max_id_bytes:
+        raise Refused("id_too_long", field=label.field)
+    return float(value == positive)
+
+
 def weight_of(name: str, value: Any) -> float:
     """Return a weight as float32."""
-    if value is None:
+    if is_missing(value):
         return 1.0
     number = number_of(name, value, booleans=False)
     if number < 0:
@@ -255,9 +291,12 @@ TRANSFORMS: dict[str, Callable[[Numeric, float], float]] = {
 
 def numeric_of(spec: Numeric, value: Any) -> float:
     """Return a transformed number as float32."""
-    if value is None and spec.default is None:
-        raise Refused("missing_field", field=spec.field)
-    number = spec.default if value is None and spec.default is not None else number_of(spec.field, value)
+    if is_missing(value):
+        if spec.default is None:
+            raise Refused("missing_field", field=spec.field)
+        number = spec.default
+    else:
+        number = number_of(spec.field, value)
     number = float32(TRANSFORMS[spec.transform](spec, number))
     if math.isinf(number):
         raise Refused("not_finite", field=spec.field)
@@ -287,11 +326,11 @@ def decode(schema: Schema, message: bytes, with_labels: bool = True) -> Sample:
     sample = Sample()
     if schema.time is not None:
         if values.get(schema.time) is not None:
-            sample.time = time_of(schema.time, values[schema.time])
+            sample.time = time_of(schema, schema.time, values[schema.time])
         elif with_labels:
             raise Refused("missing_field", field=schema.time)
     if with_labels:
-        sample.labels = [label_of(label, values.get(label.field)) for label in schema.labels]
+        sample.labels = [label_of(label, values.get(label.field), schema.max_id_bytes) for label in schema.labels]
         if schema.weight is not None:
             sample.weight = weight_of(schema.weight, values.get(schema.weight))
     for spec in schema.categoricals:

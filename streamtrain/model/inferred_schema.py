@@ -1,0 +1,408 @@
+"""Schema inference: what the fields of samples are, by the values of the first ones, and the model file that says so.
+
+    fields ─► label, roles, each with a reason ─► Schema ─► model file
+
+A field that is taken for the wrong thing costs accuracy, so ambiguous ones are taken for both: integers
+without a telling name that repeat are an id and a number. Nothing is refused later for what the first samples did not
+show: every feature has a default.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamtrain.errors import ConfigError
+from streamtrain.model.features import BLANKS, Categorical, Feature, Label, Numeric
+from streamtrain.model.schema import TIME_UNITS, Schema, find_time_formats
+
+INFERRED_SAMPLES = 10_000
+"""Samples that a schema is inferred from."""
+
+Role = Literal["label", "time", "id", "number", "id and number", "list", "words", "left out"]
+
+_FEW = 32  # different integers that are ids, whatever they are called
+_REPEATED = 4  # times that each value of an integer is seen on average, from which on it may be an id
+_MANY = 100  # different ids that need wide rows
+_WIDE, _NARROW = 16, 8
+_ENOUGH = 100  # samples without a repetition that tell a row's number from an id
+_EXACT = 1 << 53  # up to which a double is any integer
+_WORDS = 4  # on average, from which on a text is words rather than one id
+_OFTEN = 0.02  # share of texts from which on a number of parts is not an exception
+_EARLIEST, _LATEST = 1e8, 4.1e9  # epoch seconds of 1973 to 2099
+_ASCENDING = 0.99  # share of times that are no earlier than the one before, in a file that is in order
+_SEPARATOR = "|"
+_LONG = 24  # characters of an example
+
+_ID_NAME = re.compile(
+    r"(^|[_\W])(id|ids|uid|uuid|guid|code|key|hash|zip|zipcode|postcode|sku|asin|isbn|ean)$|[a-z]I[dD]s?$"
+)
+_TIME_NAME = re.compile(
+    r"(^|[_\W])(ts|time|timestamp|date|datetime|epoch|at|when)$|^(ts|time|timestamp|date|datetime)([_\W]|$)"
+    r"|[a-z](Time|Date|Timestamp|At)$|timestamp$"
+)
+_POSITIVE = (
+    *("1", "yes", "y", "true", "t", "positive", "pos", "click", "clicked", "+", "+1", "good"),
+    *("ja", "j", "oui", "o", "si", "sí", "sim", "vrai", "wahr", "да"),
+)
+_NEGATIVE: dict[str, str | int] = {
+    **{"0": 1, "-1": 1, "no": "yes", "n": "y", "false": "true", "f": "t", "negative": "positive", "neg": "pos"},
+    **{"nein": "ja", "non": "oui", "não": "sim", "нет": "да"},
+}
+
+
+class InferredField(NamedTuple):
+    """What a field of the samples is taken for.
+
+    Attributes:
+        name: of the field.
+        role: what it is.
+        why: the values that say so, in words.
+        examples: some of its values.
+    """
+
+    name: str
+    role: Role
+    why: str
+    examples: str
+
+
+@dataclass(frozen=True)
+class InferredSchema:
+    """What samples are, by their first ones.
+
+    Attributes:
+        schema: the schema.
+        loss: of the label: cross entropy if it has two values, else the squared error.
+        fields: all fields, in the order in which samples have them.
+        text: columns of CSV or Parquet to be read as text, as some of their values look like something else.
+        lists: columns of CSV or Parquet to be split, by name the character that separates the elements.
+        samples: number of samples that were looked at.
+    """
+
+    schema: Schema
+    loss: Literal["binary_crossentropy", "mean_squared_error"]
+    fields: tuple[InferredField, ...]
+    text: frozenset[str]
+    lists: Mapping[str, str]
+    samples: int
+
+    def source(self, what: str) -> str:
+        """The model file that says the same; `what` describes the samples, such as the file's name."""
+        why = {one.name: one.why for one in self.fields}
+        features = "".join(f"        {_code(one)},  # {_comment(why, one)}\n" for one in self.schema.features)
+        options = [f"    label={_code(*self.schema.labels)},\n" if self.schema.label != "label" else ""]
+        options.append(f"    time={_code(self.schema.time)},\n" if self.schema.time is not None else "")
+        form = self.schema.time_format
+        options.append(f"    time_format={_code(form)},\n" if form is not None else "")
+        loss = "" if self.loss == "binary_crossentropy" else f", loss={_code(self.loss)}"
+        title = f"What streamtrain made of the first {self.samples:,} samples of {what}, to change as you like."
+        return (
+            f'"""{title.translate(_UNQUOTED)}"""\n\nimport streamtrain as st\n\n'
+            f"schema = st.Schema(\n{''.join(options)}    features=[\n{features}    ],\n)\n"
+            f"model = st.Model(schema{loss})\n"
+        )
+
+
+_UNQUOTED = str.maketrans({'"': "'", "\\": "/", "\n": " ", "\r": " "})
+
+
+def infer_schema(
+    samples: Sequence[Mapping[str, Any]],
+    label: str,
+    *,
+    positive: str | None = None,
+    time: str | None = None,
+    splits: bool = False,
+) -> InferredSchema:
+    """Decides what the fields of samples are by their values.
+
+    Args:
+        samples: the first samples, as JSON has them.
+        label: the field to be predicted.
+        positive: its value that is the positive class, as text; None: by its values.
+        time: the field of the event time; "": none; None: the one whose values are times, if there is one.
+        splits: whether text can be split where it is read, as that of CSV and Parquet.
+
+    Raises:
+        ConfigError: there is no such field, or no feature; or the label's values do not say which class is positive.
+    """
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    columns = {name: _Column(name, [sample.get(name) for sample in samples]) for name in names}
+    for field, option in ((label, "--label"), (time, "--time")):
+        if field and field not in columns:
+            raise ConfigError(f"{option}: the samples have no field {field!r}; they have {', '.join(map(repr, names))}")
+    made = _label(columns[label], positive)
+    when = _time(columns, label, time)
+    found: list[InferredField] = []
+    features: list[Feature] = []
+    text: set[str] = set()
+    lists: dict[str, str] = {}
+    for name, column in columns.items():
+        if name == label:
+            role: Role = "label"
+            why = made.why
+        elif when and column is when.column:
+            role, why = "time", when.why
+        else:
+            role, why = _role(column, splits=splits)
+            features += _features(column, role, names)
+            if role == "id" and (column.floats or column.booleans):
+                text.add(name)
+            if role in ("list", "words") and not column.lists:
+                lists[name] = _SEPARATOR if role == "list" else " "
+        found.append(InferredField(name, role, why, column.examples))
+    if not features:
+        raise ConfigError(f"no field but the label {label!r} tells samples apart: {_listed(found)}")
+    form = None if when is None or when.format == "s" else when.format
+    schema = Schema(label=made.label, time=when.column.name if when else None, time_format=form, features=features)
+    return InferredSchema(schema, made.loss, tuple(found), frozenset(text), lists, len(samples))
+
+
+class _Column:
+    """The values of a field: `values` without those that are missing."""
+
+    def __init__(self, name: str, given: Sequence[Any]) -> None:
+        self.name, self.all = name, given
+        self.values = [value for value in given if not is_missing(value)]
+        self.missing = len(given) - len(self.values)
+        kinds = Counter(map(type, self.values))
+        self.booleans, self.integers, self.floats = kinds[bool], kinds[int], kinds[float]
+        self.lists, self.objects, self.texts = kinds[list], kinds[dict], [v for v in self.values if isinstance(v, str)]
+        self.numbers = self.booleans + self.integers + self.floats
+        flat = (
+            self.values
+            if not self.lists
+            else [v for one in self.values for v in (one if isinstance(one, list) else [one])]
+        )
+        self.counts = Counter(str(value) for value in flat)
+
+    @property
+    def is_numeric(self) -> bool:
+        return self.numbers == len(self.values) > 0
+
+    @property
+    def words(self) -> float:
+        """Words of a text, on average."""
+        return sum(len(text.split()) for text in self.texts) / max(len(self.texts), 1)
+
+    @property
+    def examples(self) -> str:
+        text, *more = [*self.counts][:3] or [""]
+        text = text if len(text) <= _LONG else f"{text[:_LONG]}…"
+        for one in more:
+            text = f"{text}, {one}" if len(text) + len(one) < _LONG else text
+        return text
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value is missing: null, or a text that stands for it."""
+    return value is None or (isinstance(value, str) and value in BLANKS)
+
+
+class _Label(NamedTuple):
+    label: str | Label
+    loss: Literal["binary_crossentropy", "mean_squared_error"]
+    why: str
+
+
+def _label(column: _Column, positive: str | None) -> _Label:
+    name, counts = column.name, column.counts
+    total = sum(counts.values())
+    if column.lists or column.objects or not total:
+        raise ConfigError(f"--label: field {name!r} holds {'no values' if not total else 'lists or objects'}")
+    if positive is None and (column.booleans == total or counts.keys() <= {"0", "1", "0.0", "1.0"}):
+        share = sum(counts[one] for one in ("1", "1.0", "True")) / total
+        return _Label(name, "binary_crossentropy", f"0 or 1, {share:.2%} are 1")
+    if positive is None and len(counts) > 2 and column.is_numeric:
+        return _Label(name, "mean_squared_error", f"{len(counts):,} different numbers")
+    chosen: str | int | None = positive if positive is not None else _positive(column)
+    if chosen is None:
+        common = ", ".join(f"{one} ({n / total:.0%})" for one, n in counts.most_common(5))
+        more = ", …" if len(counts) > 5 else ""
+        raise ConfigError(
+            f"--label: field {name!r} has {len(counts):,} different values, {common}{more}: "
+            f"say which of them is to be predicted, such as --label {name}={counts.most_common(2)[-1][0]}"
+        )
+    share = counts[str(chosen)] / total
+    if isinstance(chosen, str) and re.fullmatch(r"-?[1-9]\d{0,17}|0", chosen):
+        chosen = int(chosen)
+    return _Label(
+        Label(name, positive=chosen), "binary_crossentropy", f"{share:.2%} are {chosen}; all others count as 0"
+    )
+
+
+def _positive(column: _Column) -> str | int | None:
+    """Which value is the positive class; None: the values do not say."""
+    by_lower = {one.strip().lower(): one for one in column.counts}
+    if len(column.counts) == 1:  # as of a rare label
+        [(lower, value)] = by_lower.items()
+        other = _NEGATIVE.get(lower)
+        if isinstance(other, str):
+            other = other.upper() if value.isupper() else other.capitalize() if value[:1].isupper() else other
+        return value if lower in _POSITIVE else other
+    if len(column.counts) != 2:
+        return None
+    if known := [by_lower[one] for one in _POSITIVE if one in by_lower]:
+        return known[0]
+    if column.is_numeric:
+        return max(column.counts, key=float)
+    return min(column.counts, key=lambda one: (column.counts[one], one))
+
+
+class _Time(NamedTuple):
+    column: _Column
+    format: str | None
+    why: str
+
+
+def _time(columns: Mapping[str, _Column], label: str, given: str | None) -> _Time | None:
+    """The field of the event time: of those that hold times one that ascends, else one that is called so."""
+    if given == "":
+        return None
+    found = []
+    for place, column in enumerate(columns.values()):
+        is_given, named = column.name == given, bool(_TIME_NAME.search(column.name))
+        if column.name == label or (given and not is_given) or (column.missing and not is_given):
+            continue
+        for order, (form, seconds) in enumerate(_seconds(column, named=named or is_given)):
+            ascending = float((np.diff(seconds) >= 0).mean()) if len(seconds) > 1 else 1.0
+            if named or is_given or ascending > _ASCENDING:
+                found.append(
+                    ((ascending > _ASCENDING, named, -place, -order), _Time(column, form, _kind(form, ascending)))
+                )
+    if not found and given:
+        return _Time(columns[given], None, "as given")
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _kind(form: str | None, ascending: float) -> str:
+    kind = f"{form} since the epoch" if form in TIME_UNITS else form or "ISO 8601"
+    return kind + (", in order" if ascending == 1 else f", {1 - ascending:.0%} earlier than the sample before")
+
+
+def _seconds(column: _Column, *, named: bool) -> Iterator[tuple[str | None, NDArray[np.float64]]]:
+    """The event times of a column that holds nothing else, by each format that they may have."""
+    if column.texts and len(column.texts) == len(column.values):
+        yield from find_time_formats(column.texts)
+    elif column.is_numeric and not column.booleans:
+        numbers = np.array(column.values, np.float64)
+        for unit, per_second in TIME_UNITS.items() if named else [("s", 1.0)]:
+            if ((numbers >= _EARLIEST * per_second) & (numbers < _LATEST * per_second)).all():
+                yield unit, numbers / per_second
+
+
+_Judged = tuple[Role, str] | None
+
+
+def _role(column: _Column, *, splits: bool) -> tuple[Role, str]:
+    """What a field that is neither label nor time is, and why."""
+    missing = f", {column.missing / len(column.all):.0%} missing" if column.missing else ""
+    judged = (_useless(column), _list(column), _number(column), _split(column, splits=splits))
+    role, why = next((one for one in judged if one), ("id", f"{len(column.counts):,} different values"))
+    return role, why if role == "left out" else f"{why}{missing}"
+
+
+def _useless(column: _Column) -> _Judged:
+    """Fields that teach nothing."""
+    total, different = len(column.values), len(column.counts)
+    why = ""
+    if not total or column.objects:
+        why = "no values" if not total else "objects"
+    elif column.lists:
+        items = [item for one in column.values if isinstance(one, list) for item in one]
+        if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in items):
+            why = "lists of what is neither text nor integers"
+    elif different == 1 and not column.missing:
+        why = "always the same"
+    elif different == total >= _ENOUGH and column.words < _WORDS:
+        if column.texts or (_is_called_an_id(column) and not column.booleans):
+            why = "never the same twice"
+        elif not column.floats and all(b - a == 1 for a, b in pairwise(column.values)):
+            why = "counts the rows"
+    return ("left out", why) if why else None
+
+
+def _list(column: _Column) -> _Judged:
+    return ("list", f"lists of {len(column.counts):,} different ids") if column.lists else None
+
+
+def _number(column: _Column) -> _Judged:
+    """Numbers and ids that are integers."""
+    different, role, why = len(column.counts), "number", "numbers with fractions"
+    if not column.is_numeric:
+        return None
+    if column.booleans:
+        why = "true or false"
+    elif _is_called_an_id(column):
+        role, why = "id", f"called an id, {different:,} different values"
+    elif not column.floats and any(abs(value) > _EXACT for value in column.values):
+        role, why = "id", f"{different:,} different integers, too large for numbers"
+    elif not column.floats:
+        each = len(column.values) / different
+        role = "id" if different <= _FEW else "id and number" if each >= _REPEATED else "number"
+        why = f"{different:,} different integers" + (f", each {each:,.0f} times" if role == "id and number" else "")
+    return role, why  # type: ignore[return-value]
+
+
+def _split(column: _Column, *, splits: bool) -> _Judged:
+    """Texts of several parts."""
+    texts = column.texts
+    lengths = Counter(text.count(_SEPARATOR) + 1 for text in texts)
+    often = [parts for parts, count in lengths.items() if count >= max(2, _OFTEN * len(texts))]
+    if len(often) > 1 and splits:
+        return "list", f"{min(often)} to {max(often)} parts, separated by {_SEPARATOR}"
+    if column.words < _WORDS or len(column.counts) <= len(texts) / 2:
+        return None
+    why = f"texts of {column.words:.0f} words"
+    return ("words", why) if splits else ("left out", f"{why}; as a list of its words it would be learned")
+
+
+def _is_called_an_id(column: _Column) -> bool:
+    return bool(_ID_NAME.search(column.name)) and (
+        not column.floats or all(float(v).is_integer() for v in column.values)
+    )
+
+
+def _features(column: _Column, role: Role, taken: Collection[str]) -> list[Feature]:
+    dim = _WIDE if len(column.counts) > _MANY else _NARROW
+    match role:
+        case "id" | "list" | "words":
+            return [Categorical(column.name, dim, default="")]
+        case "number":
+            return [Numeric(column.name, default=0.0)]
+        case "id and number":
+            name = f"{column.name}_number"
+            while name in taken:
+                name += "_"
+            return [Categorical(column.name, dim, default=""), Numeric(name, field=column.name, default=0.0)]
+    return []
+
+
+def _comment(why: Mapping[str, str], feature: Feature) -> str:
+    assert isinstance(feature, Categorical | Numeric)
+    return why[feature.field_name].translate(_UNQUOTED)
+
+
+def _code(value: Any) -> str:
+    """A value as Python writes it, without the options that are as they are by default."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if not is_dataclass(value) or isinstance(value, type):
+        return repr(value)
+    words = []
+    for one in fields(value):
+        held = getattr(value, one.name)
+        if one.init and (one.default is not one.default or held != one.default):
+            words.append(f"{one.name}={_code(held)}" if one.kw_only else _code(held))
+    return f"st.{type(value).__name__}({', '.join(words)})"
+
+
+def _listed(found: Sequence[InferredField]) -> str:
+    return "; ".join(f"{one.name!r} is {one.role}: {one.why}" for one in found)
