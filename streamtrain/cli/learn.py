@@ -308,7 +308,9 @@ class ModelOptions:
         inferred = infer_schema(
             samples, label, positive=positive or None, time=self.time, splits=file.format != "jsonl"
         )
-        console.print(f"by its first {inferred.samples:,} samples, the fields of {file.name} are:", highlight=False)
+        console.print(
+            Text(f"by its first {inferred.samples:,} samples, the fields of {file.name} are:"), soft_wrap=True
+        )
         console.print(_inferred_table(inferred))
         if self.write_model is not None:
             try:

@@ -104,7 +104,7 @@ class Describer:
             case "bad_label":
                 why = self._label(field)
             case "bad_time":
-                why = _time(value)
+                why = _time(value, self._schema.time_format)
             case "bad_weight":
                 why = "a weight is a number >= 0"
             case "not_finite":
@@ -149,7 +149,12 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(clipped, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _time(value: Any) -> str:
+def _time(value: Any, form: str | None) -> str:
+    if form is not None and form != "s":
+        kind = (
+            f"{form} since the epoch" if form in TIME_UNITS else f"text of the form {form}, or seconds since the epoch"
+        )
+        return f"expected {kind}, as time_format says"
     expected = "expected seconds since the epoch, or ISO 8601 text such as 2026-05-31T12:00:00Z"
     if isinstance(value, int | float) and not isinstance(value, bool):
         for unit, per_second in _UNITS:

@@ -1,14 +1,14 @@
 """Schema inference: what the fields of samples are, by the values of the first ones, and the model file that says so.
 
-    fields ─► label, roles, each with a reason ─► Schema ─► model file
+    values ─► a role for each field, with the reason ─► Schema ─► model file
 
-A field that is taken for the wrong thing costs accuracy, so ambiguous ones are taken for both: integers
-without a telling name that repeat are an id and a number. Nothing is refused later for what the first samples did not
-show: every feature has a default.
+A field that is taken for the wrong thing costs accuracy, so ambiguous ones are taken for both: integers without a
+telling name that repeat are an id and a number. Every feature has a default, as a field may be missing later.
 """
 
 import json
 import re
+import time as clock
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -24,6 +24,9 @@ from streamtrain.model.schema import TIME_UNITS, Schema, find_time_formats
 
 INFERRED_SAMPLES = 10_000
 """Samples that a schema is inferred from."""
+
+FUTURE_SECONDS = 86_400.0
+"""Event times are not taken for such if they are further ahead of now: learners refuse them."""
 
 Role = Literal["label", "time", "id", "number", "id and number", "list", "words", "left out"]
 
@@ -52,7 +55,7 @@ _POSITIVE = (
     *("ja", "j", "oui", "o", "si", "sí", "sim", "vrai", "wahr", "да"),
 )
 _NEGATIVE: dict[str, str | int] = {
-    **{"0": 1, "-1": 1, "no": "yes", "n": "y", "false": "true", "f": "t", "negative": "positive", "neg": "pos"},
+    **{"-1": 1, "no": "yes", "n": "y", "false": "true", "f": "t", "negative": "positive", "neg": "pos"},
     **{"nein": "ja", "non": "oui", "não": "sim", "нет": "да"},
 }
 
@@ -181,7 +184,7 @@ class _Column:
             if not self.lists
             else [v for one in self.values for v in (one if isinstance(one, list) else [one])]
         )
-        self.counts = Counter(str(value) for value in flat)
+        self.counts = Counter(str(value).lower() if isinstance(value, bool) else str(value) for value in flat)
 
     @property
     def is_numeric(self) -> bool:
@@ -218,7 +221,7 @@ def _label(column: _Column, positive: str | None) -> _Label:
     if column.lists or column.objects or not total:
         raise ConfigError(f"--label: field {name!r} holds {'no values' if not total else 'lists or objects'}")
     if positive is None and (column.booleans == total or counts.keys() <= {"0", "1", "0.0", "1.0"}):
-        share = sum(counts[one] for one in ("1", "1.0", "True")) / total
+        share = sum(counts[one] for one in ("1", "1.0", "true")) / total
         return _Label(name, "binary_crossentropy", f"0 or 1, {share:.2%} are 1")
     if positive is None and len(counts) > 2 and column.is_numeric:
         return _Label(name, "mean_squared_error", f"{len(counts):,} different numbers")
@@ -266,14 +269,16 @@ def _time(columns: Mapping[str, _Column], label: str, given: str | None) -> _Tim
     """The field of the event time: of those that hold times one that ascends, else one that is called so."""
     if given == "":
         return None
-    found = []
+    found, latest = [], clock.time() + FUTURE_SECONDS
     for place, column in enumerate(columns.values()):
         is_given, named = column.name == given, bool(_TIME_NAME.search(column.name))
         if column.name == label or (given and not is_given) or (column.missing and not is_given):
             continue
         for order, (form, seconds) in enumerate(_seconds(column, named=named or is_given)):
+            if seconds.max() > latest and not is_given:
+                continue  # such as when something expires
             ascending = float((np.diff(seconds) >= 0).mean()) if len(seconds) > 1 else 1.0
-            if named or is_given or ascending > _ASCENDING:
+            if named or is_given or (ascending > _ASCENDING and len(column.counts) > 1):
                 found.append(
                     ((ascending > _ASCENDING, named, -place, -order), _Time(column, form, _kind(form, ascending)))
                 )
@@ -319,13 +324,15 @@ def _useless(column: _Column) -> _Judged:
         items = [item for one in column.values if isinstance(one, list) for item in one]
         if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in items):
             why = "lists of what is neither text nor integers"
-    elif different == 1 and not column.missing:
-        why = "always the same"
+    elif different == 1 and not column.missing and len(column.all) < INFERRED_SAMPLES:
+        why = "always the same"  # in all of the file; of a longer one the first samples may be of one month or campaign
     elif different == total >= _ENOUGH and column.words < _WORDS:
         if column.texts or (_is_called_an_id(column) and not column.booleans):
             why = "never the same twice"
         elif not column.floats and all(b - a == 1 for a, b in pairwise(column.values)):
             why = "counts the rows"
+    if not column.name and not why:
+        why = "it has no name"
     return ("left out", why) if why else None
 
 
@@ -371,18 +378,27 @@ def _is_called_an_id(column: _Column) -> bool:
 
 
 def _features(column: _Column, role: Role, taken: Collection[str]) -> list[Feature]:
-    dim = _WIDE if len(column.counts) > _MANY else _NARROW
+    if role == "left out":
+        return []
+    # Names that the graph gives to weights and cells are left to it.
+    name = _free(f"{column.name}_", taken) if column.name.endswith(("_weight", "_cells")) else column.name
+    field = None if name == column.name else column.name
+    categorical = Categorical(name, _WIDE if len(column.counts) > _MANY else _NARROW, field=field, default="")
     match role:
         case "id" | "list" | "words":
-            return [Categorical(column.name, dim, default="")]
+            return [categorical]
         case "number":
-            return [Numeric(column.name, default=0.0)]
+            return [Numeric(name, field=field, default=0.0)]
         case "id and number":
-            name = f"{column.name}_number"
-            while name in taken:
-                name += "_"
-            return [Categorical(column.name, dim, default=""), Numeric(name, field=column.name, default=0.0)]
+            return [categorical, Numeric(_free(f"{name}_number", taken), field=column.name, default=0.0)]
     return []
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """The name, made longer until no field has it."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _comment(why: Mapping[str, str], feature: Feature) -> str:

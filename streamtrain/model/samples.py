@@ -210,8 +210,12 @@ def _message(sample: bytes | str | Mapping[str, Any]) -> bytes:
     if isinstance(sample, str):
         return sample.encode("utf-8", "surrogatepass")
     if isinstance(sample, Mapping):
-        given = {name: None if _is_nan(value) else value for name, value in sample.items()}
-        return json.dumps(given, default=_plain, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        try:
+            text = json.dumps(dict(sample), default=_plain, ensure_ascii=False, allow_nan=False)
+        except ValueError:  # NaN is a missing number; infinity is written and refused
+            given = {name: None if _is_nan(value) else value for name, value in sample.items()}
+            text = json.dumps(given, default=_plain, ensure_ascii=False)
+        return text.encode("utf-8", "surrogatepass")
     raise TypeError(f"a sample must be bytes, str or a dict, not {type(sample).__name__}")
 
 

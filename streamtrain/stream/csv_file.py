@@ -31,8 +31,8 @@ _JUDGED_ROWS = 1000  # by which columns are judged
 _LEAST = 4  # bytes that are read at once
 _SHOWN = 80  # characters of a row that is refused
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"  # as JSON has them: 007 is not one
-_DECIMAL_COMMA = r"^-?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)(,[0-9]+)?$"
-_THOUSANDS = r"^-?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]+)?$"
+_DECIMAL_COMMA = r"^-?([1-9][0-9]{0,2}(\.[0-9]{3})+|[0-9]+)(,[0-9]+)?$"
+_THOUSANDS = r"^-?([1-9][0-9]{0,2}(,[0-9]{3})+|[0-9]+)(\.[0-9]+)?$"
 _BOOLEAN = r"^(true|false|True|False|TRUE|FALSE)$"
 _ARRAY = r"(?s)^\[.*\]$"
 _ESCAPED = r'["\\\x00-\x1f]'
@@ -91,8 +91,6 @@ class Utf8Stream:
         read: reads up to a number of bytes; b"" at the end.
     """
 
-    closed = False
-
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self._read = read
         self._convert: codecs.IncrementalDecoder | None = None
@@ -124,9 +122,7 @@ def read_dialect(stream: Utf8Stream) -> Dialect:
     text, is_whole = _beginning(stream)
     lines = list(io.StringIO(text, newline=""))
     if not is_whole and len(lines) < 2:
-        raise ConfigError(
-            f"the header, which should name the columns, cannot be read: it has more than {BLOCK:,} bytes"
-        )
+        raise ConfigError(f"{_NO_HEADER}: it has more than {BLOCK:,} bytes")
     start = _header_line(lines)
     separator = _separator(lines[start]) if start < len(lines) else ","
     rows = _head_rows(lines[start:], separator)
@@ -202,7 +198,7 @@ def _head_rows(lines: Sequence[str], separator: str) -> Iterator[tuple[list[str]
 
 def _notations(names: Sequence[str], rows: Sequence[Sequence[str]], separator: str) -> dict[str, str]:
     """How numbers are written in columns that hold nothing else, some of them with a comma."""
-    kinds = (_THOUSANDS, _DECIMAL_COMMA) if separator == "," else (_DECIMAL_COMMA, _THOUSANDS)
+    kinds = (_THOUSANDS,) if separator == "," else (_DECIMAL_COMMA, _THOUSANDS)  # "1,2" may be two ids
     whole = [row for row in rows if len(row) == len(names)]
     columns = {name: [cell for row in whole if (cell := row[i].strip()) not in BLANKS] for i, name in enumerate(names)}
     found = {}

@@ -297,7 +297,10 @@ def _parquet_column(name: str, column: pa.Array, *, is_text: bool) -> pa.Array:
         if is_text and pa.types.is_floating(kind):  # what pandas makes of integers with gaps
             column = pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            return pa.array([_text(value) for value in column.to_pylist()], pa.string())
+            try:
+                return column.cast(pa.string())
+            except pa.ArrowInvalid:
+                return pa.array([_text(value) for value in column.to_pylist()], pa.string())
         if is_text:
             return column.cast(pa.list_(pa.string()) if pa.types.is_nested(kind) else pa.string())
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):

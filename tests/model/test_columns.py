@@ -415,6 +415,9 @@ def test_times_of_another_format(form: str, times: list[Any]) -> None:
     made = reader(time="ts", time_format=form)
     batch, bad = read(made, pa.table({"x": [0, 0], "label": [0, 0], "ts": pa.array(times)}))
     assert (batch.times.tolist(), bad) == ([1_700_000_000.25] * 2, [])
+    _, [refused] = made.decode([b'{"x": 0, "label": 0, "ts": "2023-11-14 22:13:20 h"}'])
+    assert f"expected {'ms since' if form == 'ms' else 'text of the form'}" in refused.detail
+    assert "as time_format says" in refused.detail
     with pytest.raises(stm.ConfigError, match="time_format 'min': expected one of s, ms, us and ns, or a pattern"):
         reader(time="ts", time_format="min")
 

@@ -9,7 +9,7 @@ import pytest
 
 import streamtrain as st
 from streamtrain.errors import ConfigError
-from streamtrain.model.inferred_schema import InferredSchema, infer_schema
+from streamtrain.model.inferred_schema import INFERRED_SAMPLES, InferredSchema, infer_schema
 
 COUNT = 1000
 
@@ -47,6 +47,7 @@ TITLES = [" ".join(RANDOM.choice(["war", "of", "the", "worlds", "in", "time"]) f
         ("tags", [[f"t{i % 5}", f"t{i % 7}"][: i % 3] for i in range(COUNT)], "list", "lists of 7 different ids"),
         ("vector", [[0.5, i] for i in range(COUNT)], "left out", "lists of what is neither text nor integers"),
         ("", [*range(COUNT)], "left out", "counts the rows"),
+        ("", [i * 7919 % COUNT for i in range(COUNT)], "left out", "it has no name"),
         ("uuid", [f"{i:x}" for i in range(COUNT)], "left out", "never the same twice"),
         ("session_id", [7 * i for i in range(COUNT)], "left out", "never the same twice"),
         ("country", ["DE"] * COUNT, "left out", "always the same"),
@@ -97,6 +98,8 @@ TIMES = [1_700_000_000 + 60 * i for i in range(COUNT)]
         ({"ts": random.Random(1).sample(TIMES, COUNT)}, "ts"),
         ({"ts": [None, *TIMES[1:]]}, None),
         ({"ts": range(COUNT)}, None),
+        ({"count": [1_700_000_000] * COUNT}, None),
+        ({"expiry_date": ["2999-01-01"] * COUNT}, None),
         ({"ts": [1000 * one for one in TIMES]}, "ts"),
         ({"day": [f"{i // 50 + 1:02}/{i // 400 + 1:02}/2024" for i in range(COUNT)]}, "day"),
     ],
@@ -149,6 +152,26 @@ def test_what_the_label_is(values: list[Any], positive: str | None, expected: st
     assert why in found.fields[1].why
     decoded = st.Learner(st.Model(found.schema)).read(samples)
     assert sum(len(batch) for batch, _ in decoded) == 996
+
+
+def test_a_boolean_may_be_named() -> None:
+    found = infer_schema([{"user": i % 7, "y": i % 4 == 0} for i in range(COUNT)], "y", positive="true")
+    assert found.fields[1].why == "25.00% are true; all others count as 0"
+
+
+def test_what_is_the_same_in_the_first_samples_of_a_long_file_may_vary_later() -> None:
+    samples = [{"month": 1, "rate": 0.5, "user": i % 7, "y": i % 2} for i in range(INFERRED_SAMPLES)]
+    assert [one.role for one in infer_schema(samples, "y").fields[:2]] == ["id", "number"]
+    assert [one.role for one in infer_schema(samples[:-1], "y").fields[:2]] == ["left out"] * 2
+
+
+def test_names_that_the_graph_needs_are_left_to_it() -> None:
+    names = ["user", "user_weight", "user_weight_", "price", "price_cells", "age", "age_number"]
+    samples = [{name: i / 7 if "r" in name else AGES[i] for name in names} | {"y": i % 2} for i in range(COUNT)]
+    found = infer_schema([one | {"user": i % 9} for i, one in enumerate(samples)], "y")
+    model = st.Model(found.schema)
+    assert {one.field_name for one in found.schema.features if not isinstance(one, st.Cross)} == {*names}
+    assert {"user_weight", "price_cells", "age_number_"} <= {*model.schema.about()["features"]}
 
 
 def test_numbers_of_many_values_are_regressed() -> None:

@@ -317,11 +317,12 @@ def test_numbers_with_a_comma(tmp_path: Path) -> None:
     assert of_csv(tmp_path, content, text=["price"])[0]["price"] == "3,5"
     assert of_csv(tmp_path, "price;count\n1,5;1.200\n2;12.000\n")[0] == {"price": 1.5, "count": 1200}
     assert of_csv(tmp_path, "price;count\n1.5;1.200\n2;12.000\n")[0] == {"price": 1.5, "count": 1.2}
-    content = 'price,sum,half\n"1,234","1,234,567.5","0,5"\n7,-12,3\n'
+    content = 'price,sum,pair,part\n"1,234","1,234,567.5","1,2",0.125\n7,-12,3,48.137\n'
     assert of_csv(tmp_path, content) == [
-        {"price": 1234, "sum": 1234567.5, "half": 0.5},
-        {"price": 7, "sum": -12, "half": 3},
+        {"price": 1234, "sum": 1234567.5, "pair": "1,2", "part": 0.125},
+        {"price": 7, "sum": -12, "pair": 3, "part": 48.137},
     ]
+    assert of_csv(tmp_path, "price;part\n1,5;0.125\n2;0.250\n")[0] == {"price": 1.5, "part": 0.125}
 
 
 def test_arrays_as_numpy_writes_them(tmp_path: Path) -> None:
