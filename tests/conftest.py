@@ -127,6 +127,26 @@ LONGEST = (
 )
 """Files, and tests of those in `ALONE`, that take longest: they run first, and are not waited for at the end."""
 
+SERVICES = {
+    "tests/chaos/test_chaos.py",
+    "tests/chaos/test_killing.py",
+    "tests/chaos/test_rolling.py",
+    "tests/compose/test_processes.py",
+    "tests/processes/test_closed_loop.py",
+    "tests/processes/test_comparison.py",
+    "tests/processes/test_fork.py::test_parent_and_forks_count_exactly_whoever_is_killed",
+    "tests/processes/test_fork.py::test_with_the_same_model_it_is_its_parent_bit_by_bit_and_what_is_taken_is_refused",
+    "tests/processes/test_local.py::test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on",
+    "tests/processes/test_ray.py",
+    "tests/processes/test_walkthroughs.py::test_getting_started",
+    "tests/processes/test_walkthroughs.py::test_improve",
+    "tests/processes/test_walkthroughs.py::test_readme",
+    "tests/serve/test_traffic.py",
+    "tests/stream/test_two_copies.py",
+    "tests/test_demo.py::test_ends_by_itself_with_its_figures",
+}
+"""Of these, those that run a whole service: were all of them run at once, each would have a tenth of a processor."""
+
 
 def _unit(nodeid: str) -> str:
     """What one process runs as a whole: a file, or a test of it."""
@@ -141,10 +161,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _Units(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Gives the processes one unit after another, in their order."""
+    """Gives the processes one unit after another, in their order; half of them take `SERVICES` first, others last."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _unit(nodeid)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        runs_services = node in self.nodes[: len(self.nodes) // 2]
+        for unit in self.workqueue:
+            if (unit in SERVICES) == runs_services:
+                self.workqueue.move_to_end(unit, last=False)
+                break
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
