@@ -85,7 +85,8 @@ class Model:
             row is touched by few of the samples, and those of the weights averaged; so one rate of each holds for any
             size. "mean": all are averaged over the step, as Keras does. "sum": all are added up.
         micro_batch_size: samples of a step. A larger batch is learned as a sequence of such steps, of which each sees
-            the rows and weights that those before it have changed. None: a whole batch is one step.
+            the rows and weights that those before it have changed. "auto": 2 without a graph, otherwise 8. None: a
+            whole batch is one step.
         loss_weights: factor of each label's loss; default 1.
         seed: of birth values and of the graph's initial weights. Building the graph sets Keras's and TensorFlow's
             global seed to it.
@@ -106,7 +107,7 @@ class Model:
         dense_optimizer: Optimizer | None = None,
         name: str = "model",
         reduction: Literal["row_sum", "mean", "sum"] = "row_sum",
-        micro_batch_size: int | None = 8,
+        micro_batch_size: int | Literal["auto"] | None = "auto",
         loss_weights: Mapping[str, float] | None = None,
         seed: int = 0,
         keep: Mapping[int, float] | None = None,
@@ -114,12 +115,15 @@ class Model:
         self.schema = complete(schema) if graph is None and isinstance(schema, Schema) else schema
         given = {"embedding_optimizer": embedding_optimizer, "dense_optimizer": dense_optimizer}
         self._defaulted = frozenset(name for name, one in given.items() if one is None)
+        if micro_batch_size == "auto":
+            self._defaulted |= {"micro_batch_size"}
+            micro_batch_size = 2 if graph is None or isinstance(graph, DeepAndWide) else 8  # docs/quality.md
+        self.micro_batch_size = micro_batch_size
         # Both follow a stream that drifts, and learn from one positive in thousands of samples (docs/quality.md).
         self.embedding_optimizer = Adagrad(decay=0.9995) if embedding_optimizer is None else embedding_optimizer
         self.dense_optimizer = Adagrad(0.03, 0.1, decay=0.999) if dense_optimizer is None else dense_optimizer
         self.name = name
         self.reduction = reduction
-        self.micro_batch_size = micro_batch_size
         self.seed = seed
         if graph is not None and not callable(graph):
             raise ConfigError(f"graph must be a function of {{feature name: Keras tensor}}, not {graph!r}")
@@ -192,7 +196,9 @@ class Model:
         if self.reduction not in REDUCTIONS:
             raise ConfigError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {self.reduction!r}")
         if self.micro_batch_size is not None and not is_count(self.micro_batch_size, MAX_MICRO_BATCH):
-            raise ConfigError(f"micro_batch_size must be 1 to {MAX_MICRO_BATCH} or None, not {self.micro_batch_size!r}")
+            raise ConfigError(
+                f'micro_batch_size must be 1 to {MAX_MICRO_BATCH}, "auto" or None, not {self.micro_batch_size!r}'
+            )
         if not isinstance(self.name, str) or not self.name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"name must consist of letters, digits, - and _, not {self.name!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):

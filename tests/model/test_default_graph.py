@@ -93,6 +93,16 @@ def one_layer() -> st.Model:
     return st.Model(SCHEMA, graph)
 
 
+def test_it_takes_steps_of_its_own() -> None:
+    model, other = st.Model(SCHEMA), one_layer()
+    assert (model.micro_batch_size, other.micro_batch_size) == (2, 8)
+    assert model.replace(seed=1).micro_batch_size == 2
+    assert model.replace(graph=other.graph).micro_batch_size == 8
+    assert model.replace(micro_batch_size=4).replace(seed=1).micro_batch_size == 4
+    with pytest.raises(ConfigError, match='micro_batch_size must be 1 to 65536, "auto" or None, not 0'):
+        model.replace(micro_batch_size=0)
+
+
 @pytest.mark.parametrize("features", [[st.Categorical("user", dim=4)], [st.Numeric("price")]])
 def test_schemas_of_one_field(features: list[Feature]) -> None:
     learner = st.Learner(st.Model(st.Schema(features=features)))
