@@ -29,6 +29,7 @@ COMMON = {
     "redis_client",
     "memory",
     "incarnation",
+    "python_source",
 }
 # What executes programs names them, and what they import, by strings.
 NAME_PROGRAMS = {PACKAGE / "service" / "preload.py", PACKAGE / "service" / "programs.py"}

@@ -12,7 +12,7 @@ from streamtrain import __version__
 from streamtrain.cli.bench import bench
 from streamtrain.cli.checkpoint import checkpoint, evolve, fork, plan, restore
 from streamtrain.cli.compare import compare
-from streamtrain.cli.learn import learn
+from streamtrain.cli.learn import graph, learn
 from streamtrain.cli.options import Command
 from streamtrain.cli.publish import export, publish
 from streamtrain.cli.ray import ray
@@ -53,7 +53,7 @@ EXIT_CONFIG = 2
 EXIT_FAILED = 1
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "In one process": (learn, tune, bench),
+    "In one process": (learn, tune, bench, graph),
     "The whole service": (demo, up),
     "Cluster": (ps, worker, coordinator, join, serve, produce, status),
     "Checkpoints": (checkpoint, restore, plan, evolve, fork),

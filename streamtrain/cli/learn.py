@@ -33,6 +33,9 @@ from streamtrain.cli.options import (
     sample_file,
     split_names,
 )
+from streamtrain.cli.options import (
+    Model as ModelLocation,
+)
 from streamtrain.cli.terminal import Curve, chart, new_table, print_json
 from streamtrain.durations import parse_duration
 from streamtrain.errors import BadSample, ConfigError
@@ -501,3 +504,13 @@ def _check_save(save: str, load: str | None, *, overwrite: bool, asks: bool) -> 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
+
+
+def graph(model: ModelLocation) -> None:
+    """Print a model that has no graph as a model file with the graph that it gets, to copy and change.
+
+    What has been learned with the one fits the other, as long as the graph is as it was printed.
+    """
+    from streamtrain.model.loader import load_model
+
+    typer.echo(load_model(model).source(f"{model} with its graph, to change as you like."), nl=False)

@@ -28,6 +28,7 @@ from streamtrain.model.features import (
 )
 from streamtrain.model.optimizers import Adagrad
 from streamtrain.model.schema import Schema
+from streamtrain.python_source import as_python
 
 PAIRED = 10
 """Features of ids, the first of a schema, of which each is paired with each."""
@@ -100,6 +101,7 @@ class DeepAndWide:
         wide |= {weight_name(a, b) for a, b in combinations(schema.categoricals, 2)}
         self._wide = [one.name for one in schema.embedded if one.name in wide]
         self._sequences = [one.name for one in schema.embedded if one.combiner is None]
+        self._inputs = len(schema.embedded) - len(self._wide) + len(schema.numerics)
         self._labels = tuple(labels)
 
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -118,3 +120,23 @@ class DeepAndWide:
             output = keras.layers.Add()([output, *wide]) if wide else output
             outputs[label.name] = keras.layers.Activation(_ENDS[label.kind or "real"])(output)
         return outputs
+
+    def source(self) -> str:
+        """The graph as Python: a function that makes the same layers."""
+        lines = ["left = dict(inputs)"]
+        if self._wide:
+            lines.append(f"wide = [left.pop(name) for name in {as_python(self._wide)}]")
+        for name in self._sequences:
+            one, mask = as_python(name), as_python(f"{name}_mask")
+            lines.append(f"left[{one}] = st.pool_sequence(left[{one}], left.pop({mask}))")
+        lines.append(f'hidden = keras.layers.Dense({_UNITS}, "relu")(keras.layers.Concatenate()([*left.values()]))')
+        if self._inputs == 1:
+            lines[-1:] = ["[only] = left.values()", f'hidden = keras.layers.Dense({_UNITS}, "relu")(only)']
+        output = "keras.layers.Dense(1)(hidden)"
+        if self._wide:
+            output = f"keras.layers.Add()([{output}, *wide])"
+        lines.append("return {")
+        for label in self._labels:
+            end = as_python(_ENDS[label.kind or "real"])
+            lines.append(f"    {as_python(label.name)}: keras.layers.Activation({end})({output}),")
+        return "".join(["def graph(inputs):\n", *(f"    {line}\n" for line in [*lines, "}"])])

@@ -6,12 +6,11 @@ A field that is taken for the wrong thing costs accuracy, so ambiguous ones are 
 telling name that repeat are an id and a number. Every feature has a default, as a field may be missing later.
 """
 
-import json
 import re
 import time as clock
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from streamtrain.errors import ConfigError
 from streamtrain.model.features import BLANKS, Categorical, Feature, Label, Numeric
 from streamtrain.model.schema import TIME_UNITS, Schema, find_time_formats
+from streamtrain.python_source import as_python, plain, schema_source
 
 INFERRED_SAMPLES = 10_000
 """Samples that a schema is inferred from."""
@@ -99,21 +99,11 @@ class InferredSchema:
     def source(self, what: str) -> str:
         """The model file that says the same; `what` describes the samples, such as the file's name."""
         why = {one.name: one.why for one in self.fields}
-        features = "".join(f"        {_code(one)},  # {_comment(why, one)}\n" for one in self.schema.features)
-        options = [f"    label={_code(*self.schema.labels)},\n" if self.schema.label != "label" else ""]
-        options.append(f"    time={_code(self.schema.time)},\n" if self.schema.time is not None else "")
-        form = self.schema.time_format
-        options.append(f"    time_format={_code(form)},\n" if form is not None else "")
-        loss = "" if self.loss == "binary_crossentropy" else f", loss={_code(self.loss)}"
+        features = [one for one in self.schema.features if isinstance(one, Categorical | Numeric)]
+        schema = schema_source(self.schema, {one.name: why[one.field_name] for one in features})
+        loss = "" if self.loss == "binary_crossentropy" else f", loss={as_python(self.loss)}"
         title = f"What streamtrain made of the first {self.samples:,} samples of {what}, to change as you like."
-        return (
-            f'"""{title.translate(_UNQUOTED)}"""\n\nimport streamtrain as st\n\n'
-            f"schema = st.Schema(\n{''.join(options)}    features=[\n{features}    ],\n)\n"
-            f"model = st.Model(schema{loss})\n"
-        )
-
-
-_UNQUOTED = str.maketrans({'"': "'", "\\": "/", "\n": " ", "\r": " "})
+        return f'"""{plain(title)}"""\n\nimport streamtrain as st\n\n{schema}model = st.Model(schema{loss})\n'
 
 
 def infer_schema(
@@ -399,25 +389,6 @@ def _free(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def _comment(why: Mapping[str, str], feature: Feature) -> str:
-    assert isinstance(feature, Categorical | Numeric)
-    return why[feature.field_name].translate(_UNQUOTED)
-
-
-def _code(value: Any) -> str:
-    """A value as Python writes it, without the options that are as they are by default."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if not is_dataclass(value) or isinstance(value, type):
-        return repr(value)
-    words = []
-    for one in fields(value):
-        held = getattr(value, one.name)
-        if one.init and (one.default is not one.default or held != one.default):
-            words.append(f"{one.name}={_code(held)}" if one.kw_only else _code(held))
-    return f"st.{type(value).__name__}({', '.join(words)})"
 
 
 def _listed(found: Sequence[InferredField]) -> str:

@@ -35,6 +35,7 @@ from streamtrain.model.optimizers import Adagrad, Adam, Optimizer, ours
 from streamtrain.model.sampling import Sampling
 from streamtrain.model.schema import Schema
 from streamtrain.model.spec import REDUCTIONS, Spec
+from streamtrain.python_source import as_python, plain, schema_source
 
 if TYPE_CHECKING:
     import keras
@@ -149,10 +150,42 @@ class Model:
         Raises:
             ConfigError: an option is wrong.
         """
+        return Model(**(self._given() | options))
+
+    def _given(self) -> dict[str, Any]:
+        """All options, without those that are as they are by default."""
         names = {*inspect.signature(Model).parameters}.difference(_KEPT_OTHERWISE, self._defaulted)
         given = {name: getattr(self, name) for name in names}
-        given |= {"loss": self.losses, "keep": self.sampling and self.sampling.rates}
-        return Model(**(given | options))
+        return given | {"loss": self.losses, "keep": self.sampling and self.sampling.rates}
+
+    def source(self, title: str) -> str:
+        """A model file that has this model, with the graph that it has by default as Python to change.
+
+        Args:
+            title: of the file, in one line.
+
+        Raises:
+            ConfigError: the graph is one of its own, or a loss is.
+        """
+        if not isinstance(self.graph, DeepAndWide):
+            raise ConfigError("the model has a graph of its own, which stands in its file")
+        given = self._given() | {"micro_batch_size": self.micro_batch_size}
+        losses = {*given["loss"].values()}
+        if own := [name for name, one in given["loss"].items() if not isinstance(one, str)]:
+            raise ConfigError(f"the loss of {own[0]!r} cannot be written down: give the model one that has a name")
+        if len(losses) == 1:
+            [given["loss"]] = losses
+        if {*self.loss_weights.values()} == {1.0}:
+            del given["loss_weights"]
+        options = [
+            f"    {name}={as_python(given[name])},\n"
+            for name, one in inspect.signature(Model).parameters.items()
+            if one.kind is one.KEYWORD_ONLY and name in given and given[name] != one.default
+        ]
+        return (
+            f'"""{plain(title)}"""\n\nimport keras\n\nimport streamtrain as st\n\n{schema_source(self.schema, {})}\n\n'
+            f"{self.graph.source()}\n\nmodel = st.Model(\n    schema,\n    graph,\n{''.join(options)})\n"
+        )
 
     def with_defaults_of(self, learned: Spec) -> Model:
         """This model as a run began with it: with the defaults of an earlier release, if those make it fit.

@@ -73,6 +73,19 @@ def test_bench_tells_what_a_sample_costs(tmp_path: Path, model: str) -> None:
     assert b"has no samples" in run("bench", "-", *options).stderr
 
 
+def test_graph_prints_a_model_file(tmp_path: Path, model: str) -> None:
+    without = tmp_path / "without.py"
+    without.write_text(MODEL + 'model = st.Model(schema, name="taste")\n')
+    done = run("graph", "--model", str(without))
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "printed.py").write_bytes(done.stdout)
+    assert run("graph", "--model", f"{tmp_path}/printed.py:model").stderr == (
+        b"streamtrain: the model has a graph of its own, which stands in its file\n"
+    )
+    learned = run("learn", "-", "--model", f"{tmp_path}/printed.py", stdin=samples(20))
+    assert json.loads(learned.stdout.splitlines()[-1])["samples"] == 20
+
+
 def test_too_many_bad_samples_stop_it(model: str) -> None:
     done = run("learn", "-", "--model", model, stdin=samples(80) + b"{}\n" * 20)
     assert done.returncode == 1

@@ -10,6 +10,8 @@ import streamtrain as st
 from streamtrain.errors import ConfigError
 from streamtrain.model.default_graph import PAIR_ROWS, PAIRED, complete
 from streamtrain.model.features import Feature
+from streamtrain.model.loader import load_model
+from streamtrain.model.spec import Spec
 
 SCHEMA = st.Schema(
     time="ts",
@@ -137,6 +139,48 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     learner.save(tmp_path / "saved")
     again = st.Learner.load(tmp_path / "saved", st.Model(SCHEMA), shards=2)
     np.testing.assert_array_equal(again.predict(given), learner.predict(given))
+
+
+_TASTE: dict[str, Any] = {"label": st.Label("likes", positive="yes"), "features": SCHEMA.features, "time": "ts"}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        st.Model(SCHEMA),
+        st.Model(st.Schema(**_TASTE, time_format="ms"), name="taste", seed=3, dense_optimizer=st.Adam(beta1=0.0)),
+        st.Model(st.Schema(features=[st.Numeric("price", default=0.0)]), loss="poisson", micro_batch_size=None),
+        st.Model(st.Schema(features=[st.Categorical("a", 3, combiner=None, max_length=2)]), keep={0: 0.5}),
+        st.Model(
+            st.Schema(label=["click", st.Label("buy", optional=True)], features=SCHEMA.features, time="ts"),
+            loss={"click": "binary_crossentropy", "buy": "huber"},
+            loss_weights={"buy": 2.0},
+            reduction="mean",
+        ),
+    ],
+)
+def test_printed_as_python_it_is_the_same_model(model: st.Model, tmp_path: Path) -> None:
+    (tmp_path / "printed.py").write_text(model.source('of the "file"\n\\x'))
+    printed = load_model(f"{tmp_path}/printed.py:model")
+    assert Spec.of(printed).identity == Spec.of(model).identity
+    assert printed.micro_batch_size == model.micro_batch_size
+    assert not isinstance(printed.graph, type(model.graph))
+    positive = model.labels[0].positive
+    given = [one | {"click": one["label"], "buy": 0.5, "a": [one["item"]]} for one in samples(200)]
+    given = [one | {"likes": positive if one["label"] else "no"} for one in given]
+    found = []
+    for one in (model, printed):
+        learner = st.Learner(one.replace(micro_batch_size=None), batch_size=64)
+        learner.learn(given)
+        found.append(learner.predict(given))
+    np.testing.assert_array_equal(found[1], found[0])
+
+
+def test_what_cannot_be_printed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the model has a graph of its own, which stands in its file"):
+        one_layer().source("")
+    with pytest.raises(ConfigError, match="the loss of 'label' cannot be written down"):
+        st.Model(SCHEMA, loss=lambda labels, predictions: (labels - predictions)[:, 0] ** 2).source("")
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
