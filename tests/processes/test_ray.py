@@ -125,9 +125,8 @@ insecure = true
 """
         (tmp_path / "streamtrain.toml").write_text(text)
         command = [sys.executable, "-m", "streamtrain", "ray", "up", "--address", nodes.cluster.address]
-        command += ["--cpus", "0.5", "--workers", "1"]
         with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+            process = subprocess.Popen([*command, "--cpus", "0.5"], cwd=tmp_path, stdout=log, stderr=log)
         names = RedisRegistry(valkey.url, "counting")
         registry.use_registry(names)
         client = Client(port)
