@@ -80,7 +80,8 @@ class Model:
             `[batch]`. For several labels a mapping from label name to loss, or one loss for all.
         embedding_optimizer: for the rows of all tables that name none of their own. Default: `Adagrad(decay=0.9995)`.
         dense_optimizer: for the weights of the graph: SGD, Adagrad or Adam. Default:
-            `Adagrad(0.03, initial_accumulator=0.1, decay=0.999)`.
+            `Adagrad(0.03, initial_accumulator=0.1, decay=0.999)`; without a graph, whose steps are of fewer samples,
+            `decay=0.99975`.
         name: the name under which it is served.
         reduction: how the gradients of a step's samples are put together. "row_sum": those of rows are added up, as a
             row is touched by few of the samples, and those of the weights averaged; so one rate of each holds for any
@@ -116,13 +117,16 @@ class Model:
         self.schema = complete(schema) if graph is None and isinstance(schema, Schema) else schema
         given = {"embedding_optimizer": embedding_optimizer, "dense_optimizer": dense_optimizer}
         self._defaulted = frozenset(name for name, one in given.items() if one is None)
+        has_none = graph is None or isinstance(graph, DeepAndWide)
         if micro_batch_size == "auto":
             self._defaulted |= {"micro_batch_size"}
-            micro_batch_size = 2 if graph is None or isinstance(graph, DeepAndWide) else 8  # docs/quality.md
+            micro_batch_size = 2 if has_none else 8  # docs/quality.md
         self.micro_batch_size = micro_batch_size
         # Both follow a stream that drifts, and learn from one positive in thousands of samples (docs/quality.md).
         self.embedding_optimizer = Adagrad(decay=0.9995) if embedding_optimizer is None else embedding_optimizer
-        self.dense_optimizer = Adagrad(0.03, 0.1, decay=0.999) if dense_optimizer is None else dense_optimizer
+        if dense_optimizer is None:
+            dense_optimizer = Adagrad(0.03, 0.1, decay=0.99975 if has_none else 0.999)  # per sample alike
+        self.dense_optimizer = dense_optimizer
         self.name = name
         self.reduction = reduction
         self.seed = seed
@@ -169,7 +173,7 @@ class Model:
         """
         if not isinstance(self.graph, DeepAndWide):
             raise ConfigError("the model has a graph of its own, which stands in its file")
-        given = self._given() | {"micro_batch_size": self.micro_batch_size}
+        given = self._given() | {name: getattr(self, name) for name in ("dense_optimizer", "micro_batch_size")}
         losses = {*given["loss"].values()}
         if own := [name for name, one in given["loss"].items() if not isinstance(one, str)]:
             raise ConfigError(f"the loss of {own[0]!r} cannot be written down: give the model one that has a name")

@@ -209,12 +209,11 @@ def _message(sample: bytes | str | Mapping[str, Any]) -> bytes:
         return sample
     if isinstance(sample, str):
         return sample.encode("utf-8", "surrogatepass")
-    if isinstance(sample, Mapping):
+    if isinstance(sample, dict | Mapping):
         try:
-            text = json.dumps(dict(sample), default=_plain, ensure_ascii=False, allow_nan=False)
+            text = _STRICT.encode(sample if type(sample) is dict else dict(sample))
         except ValueError:  # NaN is a missing number; infinity is written and refused
-            given = {name: None if _is_nan(value) else value for name, value in sample.items()}
-            text = json.dumps(given, default=_plain, ensure_ascii=False)
+            text = _LENIENT.encode({name: None if _is_nan(value) else value for name, value in sample.items()})
         return text.encode("utf-8", "surrogatepass")
     raise TypeError(f"a sample must be bytes, str or a dict, not {type(sample).__name__}")
 
@@ -246,3 +245,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
     return {}
+
+
+_STRICT = json.JSONEncoder(default=_plain, ensure_ascii=False, allow_nan=False)
+_LENIENT = json.JSONEncoder(default=_plain, ensure_ascii=False)

@@ -12,13 +12,14 @@ are arguments of a graph, so models that differ only in their rates can share on
 import logging
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import MicroPlan, Plan, aligned_floats
 from streamtrain.model.batch import Batch
+from streamtrain.model.features import Cells
 from streamtrain.model.forward import Traced, tensor_view
 from streamtrain.model.model import Model
 from streamtrain.model.spec import Spec
@@ -156,6 +157,8 @@ class MicroStep:
             if one.combiner is None:
                 assert one.max_length is not None
                 kinds.append(("sequence", self.size * one.max_length))
+            elif isinstance(one, Cells):
+                kinds.append(("cells", self.size * len(one.bits)))
             else:
                 kinds.append(("single", self.size))
         none = (0,) * len(self._groups)
@@ -276,7 +279,7 @@ class MicroStep:
         integers: list[Any] = [np.array([n], np.int32)]
         for g, group in enumerate(self._groups):
             entries, rows = shape.entries[g], len(room.matrices[g])
-            kinds = [shape.slots[f] for f in group.features]
+            kinds = [_placed(*shape.slots[f]) for f in group.features]
             awaited = np.concatenate([pulled.awaited[t] for t in group.tables]) if group.admits else None
             floats.append(micro.live(g, steps, entries, awaited))
             integers += [micro.index(g, steps, entries, rows - 1), micro.occurrences(g, steps, kinds, entries - 1)]
@@ -285,15 +288,13 @@ class MicroStep:
                 segments, scales = micro.segments(f, steps, slots)
                 integers.append(segments)
                 floats.append(scales)
-        # The last step is padded with its last sample, at weight 0: a graph may not support samples of zeros.
-        numbers = np.zeros((steps * size, self._numbers), np.float32)
-        self._step.forward.set_numbers(batch, numbers[:n])
-        labels = np.zeros((steps * size, len(self._model.labels)), np.float32)
-        labels[:n] = batch.labels
-        numbers[n : micro.steps * size], labels[n : micro.steps * size] = numbers[n - 1], labels[n - 1]
+            elif kind == "cells":
+                floats.append(self._repeat_last(_scales(np.diff(batch.offsets[f]), slots // size), shape, micro))
+        numbers = np.empty((n, self._numbers), np.float32)
+        self._step.forward.set_numbers(batch, numbers)
         weights = np.zeros(steps * size, np.float32)
         weights[:n] = batch.weights
-        floats += [numbers, labels, weights]
+        floats += [*(self._repeat_last(one, shape, micro) for one in (numbers, batch.labels)), weights]
         return [
             *self._step.state,
             pulled.parameters,
@@ -301,6 +302,16 @@ class MicroStep:
             _packed(floats),
             _packed(integers).view(np.int32),
         ]
+
+    def _repeat_last(self, of_samples: Floats, shape: Shape, micro: MicroPlan) -> Floats:
+        """float32 [steps * size, …], the last step filled with the last sample, of weight 0.
+
+        A graph may not support samples of zeros.
+        """
+        padded = np.zeros((shape.steps * self.size, of_samples.shape[1]), np.float32)
+        padded[: len(of_samples)] = of_samples
+        padded[len(of_samples) : micro.steps * self.size] = of_samples[-1]
+        return padded
 
     def _result(
         self, shape: Shape, micro: MicroPlan, pulled: PendingPull, plan: Plan, outputs: list[Any]
@@ -357,6 +368,18 @@ class MicroStep:
 
     def _graph(self, shape: Shape) -> MicroGraph:
         return MicroGraph(self._model, self._step, self._spec, self._groups, shape)
+
+
+def _placed(kind: ColumnKind, slots: int) -> tuple[Literal["single", "list", "sequence"], int]:
+    """How the core places a feature's ids: those of cells as those of a sequence."""
+    return "sequence" if kind == "cells" else kind, slots
+
+
+def _scales(lengths: NDArray[np.int32], most: int) -> Floats:
+    """What each row of a sample's cells is multiplied with, by how many it has of at most `most`; float32 [n, most]."""
+    counts = np.arange(most + 1)[:, None]
+    table = np.where(np.arange(most) < counts, 1 / np.sqrt(np.maximum(counts, 1)), 0.0).astype(np.float32)
+    return table[lengths]
 
 
 def _rounded(count: int) -> int:

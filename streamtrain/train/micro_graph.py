@@ -29,7 +29,7 @@ _BY_OPTIMIZER = ("rate", "initial_accumulator")  # settings that are arguments
 
 _OF_OPTIMIZERS = (*OF_GRAPHS, *_BY_OPTIMIZER)
 
-ColumnKind = Literal["single", "list", "sequence"]
+ColumnKind = Literal["single", "list", "cells", "sequence"]
 
 
 def set_apart(settings: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> NDArray[np.float32]:
@@ -76,7 +76,8 @@ class Shape(NamedTuple):
         steps: maximum number of steps of a batch.
         rows: by group, number of rows of its matrix.
         entries: by group, maximum number of different rows in a step.
-        slots: by feature, its kind and the maximum number of ids in a step.
+        slots: by feature, its kind and the maximum number of ids in a step: those of a list lie side by side, each
+            sample of cells or of a sequence has its share of them.
         guarded: whether each non-finite gradient is dropped; else one is only reported.
     """
 
@@ -98,7 +99,8 @@ class _Arguments(NamedTuple):
         slots: [slots, P], state of the dense optimizer.
         taken: number of steps of the dense optimizer so far.
         groups: for each its matrix, then [steps, …] index, live and occurrences; see MicroPlan.
-        lists: for each pooled list, segments and scales; see MicroPlan.
+        pooled: by feature, for a list [steps, …] segments and scales, see MicroPlan; for cells [steps, slots] what the
+            row of each is multiplied with, 0 where there is none.
         numbers: [steps, size, …], numeric features and lengths of sequences.
         labels: [steps, size, L].
         weights: [steps, size].
@@ -111,7 +113,7 @@ class _Arguments(NamedTuple):
     slots: Any
     taken: Any
     groups: list[list[Any]]
-    lists: list[list[Any]]
+    pooled: dict[int, list[Any]]
     numbers: Any
     labels: Any
     weights: Any
@@ -237,6 +239,8 @@ class MicroGraph:
             if kind == "list":
                 integers.append([steps, slots])
                 floats.append([steps, size])
+            elif kind == "cells":
+                floats.append([steps, slots])
         floats += [[steps, size, self._numbers], [steps, size, len(self._model.labels)], [steps, size]]
         return floats, integers
 
@@ -246,7 +250,13 @@ class MicroGraph:
             [tf.reshape(part, of) for part, of in zip(tf.split(one, [*map(math.prod, all_of)]), all_of, strict=True)]
             for one, all_of in zip(packed, self._packing(), strict=True)
         )
-        groups, lists = len(matrices), len(integers) - 2 * len(matrices)
+        groups = len(matrices)
+        segments, scales = iter(integers[2 * groups :]), iter(rest[groups:])
+        pooled = {
+            f: [next(segments), next(scales)] if kind == "list" else [next(scales)]
+            for f, (kind, _) in enumerate(self._shape.slots)
+            if kind in ("list", "cells")
+        }
         return _Arguments(
             count[0],
             optimizers,
@@ -255,8 +265,8 @@ class MicroGraph:
             slots,
             taken[0],
             [[m, integers[2 * g], rest[g], integers[2 * g + 1]] for g, m in enumerate(matrices)],
-            [[integers[2 * groups + i], rest[groups + i]] for i in range(lists)],
-            *rest[groups + lists :],
+            pooled,
+            *scales,
         )
 
     def _learn(self, of: _Arguments, state: _State) -> _State:
@@ -356,14 +366,17 @@ class MicroGraph:
         """The features of a step, each pooled, then numeric ones and lengths."""
         tf, size = self._tf, self._size
         parts: list[Any] = [None] * len(self._shape.slots)
-        lists = dict(zip([f for f, (kind, _) in enumerate(self._shape.slots) if kind == "list"], of.lists, strict=True))
         for group, vectors in zip(self._groups, ids, strict=True):
             # Not slices: their gradients would be padded and added up.
             of_features = tf.split(vectors, [self._shape.slots[f][1] for f in group.features])
             for f, mine in zip(group.features, of_features, strict=True):
                 kind, slots = self._shape.slots[f]
-                if kind == "list":
-                    segments, scales = (one[k] for one in lists[f])
+                if kind == "cells":
+                    (scales,) = of.pooled[f]
+                    scaled = mine * scales[k][:, None]
+                    parts[f] = tf.reduce_sum(tf.reshape(scaled, [size, slots // size, group.dim]), 1)
+                elif kind == "list":
+                    segments, scales = (one[k] for one in of.pooled[f])
                     belongs = tf.cast(segments[None, :] == tf.range(size)[:, None], tf.float32)
                     parts[f] = tf.matmul(belongs * scales[:, None], mine)
                 else:

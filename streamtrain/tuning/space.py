@@ -27,7 +27,7 @@ _DENSE_OPTIMIZERS = (Adagrad(0.03, 0.1, decay=0.999), Adam(0.001, beta1=0.0), Ad
 HEATS: tuple[Heat, ...] = (
     {"reduction": ("row_sum", "mean", "sum"), "embedding_rate": _DECADE},
     {"dense_rate": _DECADE},
-    {"micro_batch_size": (4, 8, 16, 64), "embedding_rate": _AROUND},
+    {"micro_batch_size": (2, 4, 8, 16, 64), "embedding_rate": _AROUND},
     {"embedding_optimizer": _EMBEDDING_OPTIMIZERS, "embedding_rate": _AROUND},
     {"dense_optimizer": _DENSE_OPTIMIZERS, "dense_rate": _AROUND},
     {"initial_accumulator": (1e-5, 1e-3, 0.1, 1.0)},

@@ -98,6 +98,10 @@ def one_layer() -> st.Model:
 def test_it_takes_steps_of_its_own() -> None:
     model, other = st.Model(SCHEMA), one_layer()
     assert (model.micro_batch_size, other.micro_batch_size) == (2, 8)
+    for one in (model, model.replace(micro_batch_size=8)):
+        assert one.dense_optimizer == st.Adagrad(0.03, 0.1, decay=0.99975)
+    for one in (other, model.replace(graph=other.graph)):
+        assert one.dense_optimizer == st.Adagrad(0.03, 0.1, decay=0.999)
     assert model.replace(seed=1).micro_batch_size == 2
     assert model.replace(graph=other.graph).micro_batch_size == 8
     assert model.replace(micro_batch_size=4).replace(seed=1).micro_batch_size == 4
@@ -163,7 +167,7 @@ def test_printed_as_python_it_is_the_same_model(model: st.Model, tmp_path: Path)
     (tmp_path / "printed.py").write_text(model.source('of the "file"\n\\x'))
     printed = load_model(f"{tmp_path}/printed.py:model")
     assert Spec.of(printed).identity == Spec.of(model).identity
-    assert printed.micro_batch_size == model.micro_batch_size
+    assert (printed.micro_batch_size, printed.dense_optimizer) == (model.micro_batch_size, model.dense_optimizer)
     assert not isinstance(printed.graph, type(model.graph))
     positive = model.labels[0].positive
     given = [one | {"click": one["label"], "buy": 0.5, "a": [one["item"]]} for one in samples(200)]

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import streamtrain as stm
+from streamtrain._core import hash_cells
 from streamtrain.model.features import Feature
 from streamtrain.ps.client import Client, total_stats
 from streamtrain.ps.clock import Span
@@ -23,6 +24,7 @@ from streamtrain.train.step import Step
 from streamtrain.train.trainer import Trainer
 
 IDS = 40
+BITS = (0, 4, 8)
 ROWS: dict[str, stm.SGD | stm.Adagrad | stm.RowWiseAdagrad | stm.Adam | stm.FTRL] = {
     "SGD": stm.SGD(0.1),
     "Adagrad": stm.Adagrad(0.1, decay=0.9),
@@ -57,7 +59,7 @@ def make(rows: str, dense: str, reduction: Any, micro: int | None, **options: An
         stm.Categorical("tags", dim=4, combiner="mean"),
         stm.Categorical("history", table="item", dim=4, combiner=None, max_length=3),
         stm.Categorical("wide", field="user", dim=1, optimizer=stm.FTRL(0.1)),
-        stm.Numeric("price"),
+        stm.Numeric("price", default=0.0, grid=stm.Grid(dim=3, bits=BITS)),
     ]
     return stm.Model(
         stm.Schema(features=features, time="ts"),
@@ -80,7 +82,7 @@ def stream(count: int, seed: int) -> list[dict[str, Any]]:
             "item": int(rng.zipf(1.3)) % IDS,
             "tags": rng.integers(0, IDS, rng.integers(0, 5)).tolist(),
             "history": rng.integers(0, IDS, rng.integers(0, 5)).tolist(),
-            "price": float(rng.normal()),
+            "price": None if i % 7 == 0 else round(float(rng.normal()), 1),
         }
         for i in range(count)
     ]
@@ -90,10 +92,18 @@ def weights_of(learner: stm.Learner) -> Any:
     return np.concatenate([shard.dense.pull() for shard in learner._shards])
 
 
+def cells_of(learner: stm.Learner) -> Any:
+    """Rows of all prices, and that of none."""
+    prices = np.array([*(i / 10 for i in range(-40, 40)), np.nan], np.float32)
+    return learner._pull([*learner.rows].index("price_cells"), hash_cells(prices, BITS))
+
+
 def assert_same(one: stm.Learner, other: stm.Learner, atol: float = 1e-5) -> None:
     for table in one.rows:
         ids: list[str | int] = list(range(IDS))
         np.testing.assert_allclose(one.embeddings(table, ids), other.embeddings(table, ids), atol=atol)
+    if "price_cells" in one.rows:
+        np.testing.assert_allclose(cells_of(one), cells_of(other), atol=atol)
     np.testing.assert_allclose(weights_of(one), weights_of(other), atol=atol)
     assert one.rows == other.rows
     assert vars(one.stats) == vars(other.stats)
@@ -137,6 +147,7 @@ def test_micro_batches_are_small_batches(rows: str, dense: str, reduction: str) 
     assert {*graphs.compiled} == compiled
     np.testing.assert_allclose(learned.predictions, expected.predictions, atol=1e-5)
     assert learned.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert np.count_nonzero(cells_of(large)) > 5
     assert_same(large, small)
 
 
@@ -383,7 +394,7 @@ def test_a_worker_says_in_what_steps_it_learns(units: int, size: int | None, lin
 
 
 def test_numbers_alone_are_learned_in_steps() -> None:
-    schema = stm.Schema(features=[stm.Numeric("price")], time="ts")
+    schema = stm.Schema(features=[stm.Numeric("price", default=0.0)], time="ts")
 
     def logistic(inputs: dict[str, Any]) -> Any:
         return keras.layers.Dense(1, "sigmoid")(inputs["price"])
