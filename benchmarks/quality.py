@@ -7,9 +7,9 @@
     python benchmarks/quality.py page
 
 run: every learner on every stream that the file of results lacks, one process after another; it can be interrupted at
-any time and continues where it was. Vowpal Wabbit and River are looked for in the environment `quality` in the folder
-$PEERS_ENVS (or --peer-environments), then in this one, and left out if they are not installed:
-`pip install vowpalwabbit river`. Then it generates the pages.
+any time and continues where it was. Peers are looked for in the environment `quality` in the folder $PEERS_ENVS (or
+--peer-environments), then in this one, and left out if they are not installed:
+`pip install vowpalwabbit river lightgbm scikit-learn`. Then it generates the pages.
 list: lists the streams and how long each took.
 page: generates the tables of docs/quality.md and its picture from the file of results.
 Exits with 1 if a learner failed.
@@ -18,7 +18,7 @@ options: what each default is worth on each stream, one changed at a time, and o
 their first 400,000. Their AUC and log loss are medians of three seeds.
 
 How learners learn and are timed is in harness/learners.py; the streams are those of streams.py. Airlines, three million
-samples, are run if they are named.
+samples, are run if they are named: --streams "airlines: defaults".
 """
 
 import argparse
@@ -51,6 +51,7 @@ LIMITS = {"airlines": 3600.0}
 FIGURES: dict[str, Figure] = {
     **{"samples/s": ("samples_per_s",), "samples": ("samples",), "CPU s": ("spent_s",)},
     **{"AUC": ("auc",), "log loss": ("log_loss",)},
+    **{"AUC later": ("auc_later",), "log loss later": ("log_loss_later",)},
     **{f"AUC at {mark}": ("auc_at", str(mark)) for mark in MARKS},
     **{f"log loss at {mark}": ("log_loss_at", str(mark)) for mark in MARKS},
 }
@@ -74,6 +75,7 @@ NAMES = {  # of streams, with the share of positive labels
     "impressions": ("ad impressions", "0.5%"),
 }
 
+ONE_LAYER, NO_GRAPH, LIGHTGBM = "one layer of 64", "without a graph", "LightGBM, trained anew"
 VW_LINEAR, VW_PAIRS = "Vowpal Wabbit, linear", "Vowpal Wabbit, all pairs"
 RIVER_SGD, RIVER_ADAGRAD = "River, SGD", "River, AdaGrad"
 KERAS = {8: 1e-3, 64: 3e-3, 1024: 1e-2}  # learning rate by size of a batch
@@ -123,35 +125,66 @@ def keras(batch: int) -> str:
 
 
 def learners(stream: str, environments: Path | None, seconds: float) -> list[Contestant]:
-    """All that learn a stream; one that is not in the picture is learned by those of the first table."""
-    fields = [*fields_of(stream), "--seconds", seconds]
-    timeout, in_picture = LIMITS.get(stream, ONE_PASS), stream in PANELS
-
-    def ours(name: str, *options: object) -> Contestant:
-        return Contestant(name, python(SCRIPT, "streamtrain", *fields, *options), FIGURES, timeout)
-
-    def peer(name: str, module: str, *options: object) -> Contestant:
-        program = program_of(module, environments)
-        command = (program or "", *python(SCRIPT, *options, *fields)[1:])
-        return Contestant(name, command, FIGURES, timeout, "" if program else f"{module}: not installed")
-
-    made = [ours(micro(size), "--micro-batch", size or 0) for size in (MICRO if in_picture else (DEFAULT,))]
-    made += [ours(as_it_was(size), "--as-it-was", "--batch", size) for size in (BEFORE if in_picture else (1024,))]
-    made.append(peer(VW_LINEAR, "vowpalwabbit", "vw"))
-    made.append(peer(VW_PAIRS, "vowpalwabbit", "vw", "--pairs"))
-    if in_picture:
-        made.append(peer(RIVER_SGD, "river", "river", "--optimizer", "sgd"))
-        made.append(peer(RIVER_ADAGRAD, "river", "river", "--optimizer", "adagrad"))
-        for batch, rate in KERAS.items():
-            command = python(SCRIPT, "keras", *fields, "--batch", batch, "--rate", rate)
-            made.append(Contestant(keras(batch), command, FIGURES, timeout))
+    """All that learn a stream of the picture."""
+    of = Makers(stream, environments, seconds)
+    made = [of.ours(micro(size), "--micro-batch", size or 0) for size in MICRO]
+    made += [of.ours(as_it_was(size), "--as-it-was", "--batch", size) for size in BEFORE]
+    made.append(of.peer(VW_LINEAR, "vowpalwabbit", "vw"))
+    made.append(of.peer(VW_PAIRS, "vowpalwabbit", "vw", "--pairs"))
+    made.append(of.peer(RIVER_SGD, "river", "river", "--optimizer", "sgd"))
+    made.append(of.peer(RIVER_ADAGRAD, "river", "river", "--optimizer", "adagrad"))
+    for batch, rate in KERAS.items():
+        command = python(SCRIPT, "keras", *of.fields, "--batch", batch, "--rate", rate)
+        made.append(Contestant(keras(batch), command, FIGURES, of.timeout))
     return made
+
+
+def at_defaults(stream: str, environments: Path | None) -> list[Contestant]:
+    """Those that are compared with ours at the defaults, on whole streams."""
+    of = Makers(stream, environments, LIMITS.get(stream, ONE_PASS))
+    return [
+        of.ours(ONE_LAYER),
+        of.ours(NO_GRAPH, "--shape", NO_GRAPH),
+        of.peer(VW_LINEAR, "vowpalwabbit", "vw"),
+        of.peer(VW_PAIRS, "vowpalwabbit", "vw", "--pairs"),
+        of.peer(LIGHTGBM, "lightgbm", "lightgbm"),
+    ]
+
+
+class Makers:
+    """Makes the contestants of a stream.
+
+    Args:
+        stream: its name.
+        environments: folder of the peers' environments.
+        seconds: of CPU, after which a learner is stopped.
+    """
+
+    def __init__(self, stream: str, environments: Path | None, seconds: float) -> None:
+        self.fields = [*fields_of(stream), "--seconds", seconds]
+        self.timeout = LIMITS.get(stream, ONE_PASS)
+        self._environments = environments
+
+    def ours(self, name: str, *options: object) -> Contestant:
+        """A model of streamtrain."""
+        return Contestant(name, python(SCRIPT, "streamtrain", *self.fields, *options), FIGURES, self.timeout)
+
+    def peer(self, name: str, module: str, *options: object) -> Contestant:
+        """A learner of a module that may not be installed."""
+        program = program_of(module, self._environments)
+        command = (program or "", *python(SCRIPT, *options, *self.fields)[1:])
+        return Contestant(name, command, FIGURES, self.timeout, "" if program else f"{module}: not installed")
 
 
 def fields_of(stream: str) -> list[Any]:
     """The arguments that name the fields of a stream."""
     fields: list[Any] = ["--stream", "{input}", "--categorical", *CATEGORICAL[stream]]
     return [*fields, "--lists", *(name for name in LISTS if name in CATEGORICAL[stream]), "--numeric", *NUMERIC[stream]]
+
+
+def of_comparison(stream: str) -> str:
+    """The name of the part that compares the defaults on a stream."""
+    return f"{stream}: defaults"
 
 
 def of_options(stream: str) -> str:
@@ -208,14 +241,23 @@ def written(stream: str, samples: int | None) -> Iterator[str]:
 
 
 def groups(args: argparse.Namespace) -> dict[str, list[Part]]:
-    """A part for each stream."""
+    """Parts for each stream: the defaults beside peers; quality by speed; options."""
     if args.samples and args.out == FILE:
         raise SystemExit("--samples needs --out: the default file of results has whole streams")
     environments = args.peer_environments and args.peer_environments.absolute()
     return {
-        "quality": [
-            Part(name, name, learners(name, environments, args.seconds), input=partial(written, name, args.samples))
+        "defaults": [
+            Part(
+                of_comparison(name),
+                f"defaults on {name}",
+                at_defaults(name, environments),
+                input=partial(written, name, args.samples),
+            )
             for name in STREAMS
+        ],
+        "speed": [
+            Part(name, name, learners(name, environments, args.seconds), input=partial(written, name, args.samples))
+            for name in PANELS
         ],
         "options": [
             Part(of_options(name), f"options on {name}", options_of(name), input=partial(written, name, most))
@@ -231,19 +273,31 @@ Medians = Mapping[str, Mapping[str, float]]  # figures by learner
 
 
 def of_defaults(found: Mapping[str, Any]) -> str:
-    """The table of the defaults, Vowpal Wabbit and the defaults before; the best AUC is bold."""
+    """The table of the defaults and Vowpal Wabbit, on whole streams; the best AUC is bold."""
+    return compared(
+        found, {VW_LINEAR: "VW, linear", VW_PAIRS: "VW, all pairs", ONE_LAYER: ONE_LAYER, NO_GRAPH: NO_GRAPH}
+    )
+
+
+def of_later(found: Mapping[str, Any]) -> str:
+    """The same with LightGBM, after the first twentieth of the streams."""
+    return compared(found, {VW_PAIRS: "VW, all pairs", LIGHTGBM: LIGHTGBM, NO_GRAPH: NO_GRAPH}, " later")
+
+
+def compared(found: Mapping[str, Any], names: Mapping[str, str], at: str = "") -> str:
+    """A table of some learners by stream."""
     rows = []
-    learners = (VW_LINEAR, VW_PAIRS, micro(DEFAULT), as_it_was(1024))
     for stream, (name, positive) in NAMES.items():
-        medians: Medians = found["medians"].get(stream, {})
-        if micro(DEFAULT) not in medians:
+        medians: Medians = found["medians"].get(of_comparison(stream), {})
+        found_of = [medians.get(one, {}) for one in names]
+        known = [one[f"AUC{at}"] for one in found_of if f"AUC{at}" in one]
+        if not known:
             continue
-        best = max(medians[one].get("AUC", 0.0) for one in learners if one in medians)
-        found_of = [medians.get(one, {}) for one in learners]
-        cells = [f"**{quality(one)}**" if one.get("AUC") == best else quality(one) for one in found_of]
-        rows.append((name, f"{medians[micro(DEFAULT)]['samples']:,.0f}, {positive}", *cells))
-    head = ("stream", "samples, positive", "VW, linear", "VW, all pairs", "the defaults", "before: batches of 1,024")
-    return table(head, rows)
+        texts = [quality(one, at) for one in found_of]
+        cells = [f"**{t}**" if one.get(f"AUC{at}") == max(known) else t for t, one in zip(texts, found_of, strict=True)]
+        count = next(one["samples"] for one in found_of if one)
+        rows.append((name, f"{count:,.0f}, {positive}", *cells))
+    return table(("stream", "samples, positive", *names.values()), rows)
 
 
 def quality(figures: Mapping[str, float], at: str = "") -> str:
@@ -303,7 +357,8 @@ def by_stream(found: Mapping[str, Any], head: str, names: Mapping[str, str]) -> 
     rows = []
     for text, name in names.items():
         cells = [f"{parts[one][name]['AUC']:.4f}".removeprefix("0") if name in parts[one] else "" for one in streams]
-        rows.append((text, *cells))
+        if any(cells):
+            rows.append((text, *cells))
     return table((head, *streams), rows)
 
 
@@ -434,6 +489,7 @@ def picture(found: Mapping[str, Any]) -> str:
 def documents(found: Mapping[str, Any], docs: Path) -> dict[str, str]:
     """The generated files of the documentation, by name."""
     text = between((docs / "quality.md").read_text(), "defaults", of_defaults(found))
+    text = between(text, "later", of_later(found))
     shown = "![AUC and log loss by samples per second, for each stream](quality.svg)"
     whole = [about(found), shown, of_frontier(found), disturbed(found), compiling(found)]
     text = between(text, "frontier", "\n\n".join(whole))
@@ -453,7 +509,7 @@ SUITE = Suite(
     about=__doc__ or "",
     file=FILE,
     groups=groups,
-    default=[name for name in STREAMS if name != "airlines"],
+    default=[*(of_comparison(name) for name in STREAMS if name != "airlines"), "speed"],
     names="streams",
     documents=documents,
     options=options,

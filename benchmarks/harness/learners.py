@@ -10,7 +10,7 @@ samples_per_s is per second of CPU, which other processes hardly change: the med
 includes predicting and learning ready samples, growing tables, and metrics if the learner keeps them by itself. It
 excludes starting, reading, parsing, hashing of ids, and compiling, which falls into a few of the blocks; spent_s
 includes that. After --seconds of CPU a learner is stopped; there are figures at the marks that it has reached, and of
-the whole stream if it has finished.
+the whole stream if it has finished, and of what comes after its first twentieth ("later").
 """
 
 import argparse
@@ -18,6 +18,7 @@ import json
 import os
 import re
 import statistics
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,8 @@ from numpy.typing import NDArray
 
 MARKS = (20_000, 50_000, 100_000, 200_000)
 ROWS = 1 << 17  # of the table of Keras, to which ids are hashed
+PARTS = 20  # of a stream, at whose ends LightGBM is trained; figures of "later" begin after the first
+QUALITIES = ("auc", "log_loss", "auc_later", "log_loss_later")
 BLOCK = 1024  # samples that are timed together; batches divide it
 LONGEST = 30  # list, for Keras
 EPSILON = 1e-6
@@ -83,7 +86,7 @@ def streamtrain(args: argparse.Namespace) -> Learner:
 
 
 Inputs = dict[str, Any]  # tensors by name of the feature
-Shape = tuple[list[Any], Callable[[Inputs], Any]]  # features, and the graph
+Shape = tuple[list[Any], Callable[[Inputs], Any] | None]  # features, and the graph
 
 
 def _deep(names: Sequence[str]) -> Shape:
@@ -172,6 +175,13 @@ def _one_weight(names: Sequence[str]) -> Shape:
     return [st.Categorical(name, dim=1, combiner="sum") for name in names], graph
 
 
+def _no_graph(names: Sequence[str]) -> Shape:
+    """The graph that a model has which is given none."""
+    import streamtrain as st
+
+    return [st.Categorical(name, dim=16) for name in names], None
+
+
 def _scored(terms: list[Any], numbers: Inputs) -> Any:
     """The sigmoid of some terms and a weight for each number."""
     import keras
@@ -183,6 +193,7 @@ def _scored(terms: list[Any], numbers: Inputs) -> Any:
 
 SHAPES: dict[str, Callable[[Sequence[str]], Shape]] = {
     "one layer": _deep,
+    "without a graph": _no_graph,
     "wide & deep": _wide_deep,
     "DCN-v2, two layers": _dcn,
     "two towers": _two_towers,
@@ -302,7 +313,45 @@ def river(args: argparse.Namespace) -> Learner:
     return Learner(prepare, learn)
 
 
-LEARNERS = {"streamtrain": streamtrain, "keras": plain_keras, "vw": vowpal_wabbit, "river": river}
+def lightgbm(args: argparse.Namespace) -> Learner:
+    """100 trees that are trained anew on all of the past at each twentieth of the stream.
+
+    Ids are categories by order of first occurrence, as LightGBM wants; lists are left out. Until it is trained first,
+    it predicts the mean label so far.
+    """
+    module = import_module("lightgbm")
+    single = [name for name in args.categorical if name not in args.lists]
+    codes: dict[str, dict[object, int]] = {name: {} for name in single}
+    with open(args.stream, "rb") as lines:
+        every = -(-min(sum(1 for _ in lines), args.samples or sys.maxsize) // PARTS)
+    rows: list[NDArray[np.floating[Any]]] = []
+    labels: list[bool] = []
+    trained: list[Any] = []  # the latest model, if there is one
+
+    def prepare(messages: list[bytes]) -> Any:
+        samples = [json.loads(message) for message in messages]
+        ids = [[codes[name].setdefault(one[name], len(codes[name])) for name in single] for one in samples]
+        made = np.array([[*of, *(one[name] for name in args.numeric)] for of, one in zip(ids, samples, strict=True)])
+        return made, [bool(one["label"]) for one in samples]
+
+    def learn(batch: Any) -> NDArray[np.floating[Any]]:
+        x, y = batch
+        mean = (sum(labels) + 0.5) / (len(labels) + 1)
+        predictions = trained[0].predict(x) if trained else np.full(len(x), mean)
+        before = len(labels) // every
+        rows.append(x)
+        labels.extend(y)
+        if len(labels) // every > before:
+            past = module.Dataset(np.concatenate(rows), labels, categorical_feature=[*range(len(single))])
+            settings = {"objective": "binary", "num_threads": 1, "verbosity": -1, "seed": args.seed}
+            trained[:] = [module.train(settings, past, num_boost_round=100)]
+        result: NDArray[np.floating[Any]] = predictions
+        return result
+
+    return Learner(prepare, learn)
+
+
+LEARNERS = {"streamtrain": streamtrain, "lightgbm": lightgbm, "keras": plain_keras, "vw": vowpal_wabbit, "river": river}
 
 
 def _row(name: str, value: object) -> int:
@@ -372,6 +421,7 @@ def figures(learner: Learner, batches: Iterable[Ready], seconds: float) -> dict[
     predicted = np.concatenate(predictions)
     known = np.array(labels)
     timed = blocks[: len(known) // BLOCK]
+    later = len(known) // PARTS
     ends: Sequence[int] = [mark for mark in MARKS if mark <= len(known)]
     return {
         "samples": len(known),
@@ -379,6 +429,8 @@ def figures(learner: Learner, batches: Iterable[Ready], seconds: float) -> dict[
         "spent_s": spent,
         "auc": [auc(predicted, known)] if whole else [],
         "log_loss": [log_loss(predicted, known)] if whole else [],
+        "auc_later": [auc(predicted[later:], known[later:])] if whole else [],
+        "log_loss_later": [log_loss(predicted[later:], known[later:])] if whole else [],
         "auc_at": {mark: [auc(predicted[:mark], known[:mark])] if mark in ends else [] for mark in MARKS},
         "log_loss_at": {mark: [log_loss(predicted[:mark], known[:mark])] if mark in ends else [] for mark in MARKS},
     }
@@ -396,7 +448,7 @@ def of_seeds(args: argparse.Namespace) -> dict[str, Any]:
         args.seed = seed
         found.append(figures(make(args), ready, args.seconds))
     medians = {name: statistics.median(one[name] for one in found) for name in ("samples_per_s", "spent_s")}
-    lists = {name: [value for one in found for value in one[name]] for name in ("auc", "log_loss")}
+    lists = {name: [value for one in found for value in one[name]] for name in QUALITIES}
     return found[0] | medians | lists
 
 

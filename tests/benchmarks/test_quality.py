@@ -57,6 +57,7 @@ def arguments(**changed: Any) -> argparse.Namespace:
         (learners.plain_keras, {}),
         (learners.streamtrain, {}),
         (learners.streamtrain, {"shape": "factorization machine, all pairs"}),
+        (learners.streamtrain, {"shape": quality.NO_GRAPH, "micro_batch": None}),
     ],
 )
 def test_a_learner_predicts_every_sample_before_it_learns_it(learner: Any, changed: dict[str, Any]) -> None:
@@ -102,8 +103,9 @@ def test_peers_that_are_not_installed_are_left_out(tmp_path: Path) -> None:
     assert made[quality.RIVER_SGD].command[0] == str(program)
     assert not made[quality.RIVER_SGD].missing
     assert set(made) >= {quality.micro(8), quality.micro(None), quality.as_it_was(8), quality.keras(1024)}
-    few = [one.name for one in quality.learners("pets", None, 60.0)]
-    assert few == [quality.micro(8), quality.as_it_was(1024), quality.VW_LINEAR, quality.VW_PAIRS]
+    few = {one.name: one for one in quality.at_defaults("pets", tmp_path)}
+    assert [*few][:2] == [quality.ONE_LAYER, quality.NO_GRAPH]
+    assert [name for name, one in few.items() if one.missing] == [quality.VW_LINEAR, quality.VW_PAIRS, quality.LIGHTGBM]
 
 
 def figures(auc: float, loss: float, rate: float, *, whole: bool = True) -> dict[str, float]:
@@ -115,7 +117,8 @@ def figures(auc: float, loss: float, rate: float, *, whole: bool = True) -> dict
         "AUC at 50000": auc - 0.01,
         "log loss at 50000": loss,
     }
-    return made | ({"AUC": auc, "log loss": loss} if whole else {})
+    later = {"AUC later": auc + 0.01, "log loss later": loss - 0.01}
+    return made | ({"AUC": auc, "log loss": loss, **later} if whole else {})
 
 
 def found() -> dict[str, Any]:
@@ -126,7 +129,14 @@ def found() -> dict[str, Any]:
         quality.VW_LINEAR: figures(0.75, 0.58, 300_000.0),
         quality.keras(8): figures(0.70, 0.60, 900.0, whole=False),
     }
-    return {"medians": {"ratings": medians}, "parts": {"ratings": {"absent": {"River, SGD": "x"}, "failed": {}}}}
+    defaults = {
+        quality.ONE_LAYER: figures(0.76, 0.57, 200_000.0),
+        quality.NO_GRAPH: figures(0.765, 0.565, 100_000.0),
+        quality.VW_LINEAR: figures(0.75, 0.58, 300_000.0),
+        quality.LIGHTGBM: figures(0.74, 0.585, 1000.0),
+    }
+    found = {"ratings": medians, "ratings: defaults": defaults}
+    return {"medians": found, "parts": {"ratings": {"absent": {"River, SGD": "x"}, "failed": {}}}}
 
 
 def test_the_tables_tell_who_was_stopped_and_compare_on_the_same_samples() -> None:
@@ -136,9 +146,9 @@ def test_the_tables_tell_who_was_stopped_and_compare_on_the_same_samples() -> No
     assert "The first 50,000 ratings, as some learners were stopped:" in text
     assert text.count("| Keras, batches of 8 | .6900 / .600 |") == 1
     assert "* ratings: River, SGD was left out: x" in text
-    assert "| ratings (MovieLens 100K) | 100,000, 55% | .7500 / .580 |  | **.7600 / .570** |  |" in quality.of_defaults(
-        found()
-    )
+    row = "| ratings (MovieLens 100K) | 100,000, 55% |"
+    assert f"{row} .7500 / .580 |  | .7600 / .570 | **.7650 / .565** |" in quality.of_defaults(found())
+    assert f"{row}  | .7500 / .575 | **.7750 / .555** |" in quality.of_later(found())
 
 
 def test_options_are_compared_stream_by_stream() -> None:
