@@ -5,7 +5,7 @@ learner's time at most, as a feature that has been seen to vary is not checked a
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamtrain._core import hash_bytes
 from streamtrain.model.batch import Batch
-from streamtrain.model.features import Categorical, Label
+from streamtrain.model.features import Categorical, Label, Numeric
 from streamtrain.model.model import Model
 from streamtrain.quality.progressive import CLIP, Metrics
 
@@ -32,6 +32,8 @@ _WORSE = 1.1
 _COMPARED = ("binary_crossentropy", "mean_squared_error", "poisson")  # losses that the label's mean minimizes
 _HARDLY_MOVED = 0.05  # change of weights or rows, relative to their first values
 _MOSTLY = 0.8
+_LARGE = 30.0  # numbers that a graph gets; docs/quality.md
+_FEW_NUMBERS = 30  # below which a mean and a deviation say nothing
 
 
 class LearningCurve:
@@ -132,6 +134,39 @@ def _entropy(p: float) -> float:
     return -(p * math.log(p) + (1 - p) * math.log1p(-p)) if 0 < p < 1 else 0.0
 
 
+def describe_scales(numerics: Sequence[Numeric], values: Floats) -> list[str]:
+    """What to do about numbers that are so large that a graph does not learn, a sentence or two each.
+
+    Args:
+        numerics: of the schema.
+        values: float32 [n, D], those of some samples as the graph gets them.
+    """
+    found = []
+    for one, column in zip(numerics, values.T.astype(np.float64), strict=True):
+        size = float(np.median(np.abs(column))) if len(column) else 0.0
+        if one.transform == "log1p" or not size > _LARGE:
+            continue
+        scaled = one.transform == "standardize"
+        now = f'transform="standardize", mean={one.mean:g}, stddev={one.stddev:g}' if scaled else "transform=None"
+        found.append(
+            f"feature {one.name!r} is about {size:.2g} where the graph gets it, with {now}: the steps of its weights "
+            "are made for numbers near 1, so it learns little or diverges. Leave the transform out, which takes the "
+            f"logarithm; or give the mean and the deviation of your stream{_scale(one, column)}; or if it is a code, "
+            f"such as a zip code, make it an id: st.Categorical({one.name!r}, dim=16)."
+        )
+    return found
+
+
+def _scale(number: Numeric, column: NDArray[np.float64]) -> str:
+    """The options that fit some numbers, if these are enough to tell."""
+    given = column * number.stddev + number.mean if number.transform == "standardize" else column
+    deviation, mean = float(given.std()), float(given.mean())
+    if len(column) < _FEW_NUMBERS or not deviation:
+        return ""
+    mean = round(mean, 1 - math.floor(math.log10(deviation)))
+    return f', such as transform="standardize", mean={mean:.12g}, stddev={deviation:.2g}'
+
+
 class Learning(NamedTuple):
     """The state of what learns, for advice.
 
@@ -167,11 +202,14 @@ class Advisor:
         self._extremes = np.array([[np.inf] * len(model.labels), [-np.inf] * len(model.labels)])
         self._moments = np.zeros((3, len(model.labels)))  # weight, and weighted sums of labels and their squares
         self._outside = np.zeros(len(model.labels), np.int64)
+        self._first: list[Floats] = []  # numbers of the first samples
         self._pending: list[tuple[Floats, Floats, Floats]] = []  # not yet part of the three before
         self._waiting = 0  # their samples
 
     def update(self, batch: Batch, predictions: Floats, weights: Floats) -> None:
         """Adds a batch that was predicted and is not empty."""
+        if self._samples < _MIN_SAMPLES:
+            self._first.append(batch.numeric)
         self._samples += len(batch)
         self.curve.update(predictions, batch.labels, weights)
         self._ids += np.diff(batch.starts)
@@ -210,8 +248,10 @@ class Advisor:
     def advice(self, learning: Learning) -> list[str]:
         """What to change, a sentence or two each; empty if nothing is known to be wrong."""
         self._fold()
-        found = self._constants() if self._samples >= _FEW_SAMPLES else []
-        if learning.non_finite:
+        first = self._first or [np.empty((0, len(self._model.schema.numerics)), np.float32)]
+        scales = describe_scales(self._model.schema.numerics, np.concatenate(first))
+        found = scales + (self._constants() if self._samples >= _FEW_SAMPLES else [])
+        if learning.non_finite and not scales:
             found.append(
                 f"{learning.non_finite:,} gradients were not finite and were dropped, as when a model diverges. Lower "
                 f"the learning rates ({self._rates()}), or look for a division or logarithm in the graph."
@@ -220,7 +260,7 @@ class Advisor:
             return found
         found += self._tables(learning)
         for j, label in enumerate(self._model.labels):
-            found += [] if learning.non_finite else self._label(j, label, learning)
+            found += [] if learning.non_finite or scales else self._label(j, label, learning)
         return found
 
     def _constants(self) -> list[str]:

@@ -3,6 +3,7 @@
 A batch larger than the model's micro-batches is trained in several steps (micro.py), any other in one (step.py).
 """
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -19,9 +20,12 @@ from streamtrain.model.model import Model
 from streamtrain.ps.client import Client, PendingPull, PendingPush, RowGradients, ShardReader
 from streamtrain.ps.clock import Span
 from streamtrain.ps.push import DenseChange, Floats, change_of_step
+from streamtrain.train.advice import describe_scales
 from streamtrain.train.micro import MicroResult, MicroStep, RowBuffers
 from streamtrain.train.prior import LabelPrior
 from streamtrain.train.step import Step
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -122,6 +126,7 @@ class Trainer:
         self._changes: deque[_Change] = deque(maxlen=ahead)
         self._pushes = 0
         self._prior: LabelPrior | None = None
+        self._is_first = True
 
     def begin(self) -> None:
         """Has the outputs find the labels' log-odds (prior.py), as nothing has been learned yet.
@@ -187,6 +192,10 @@ class Trainer:
     def step(self, pulling: PulledBatch) -> BatchResult:
         """Predicts and trains on a pulled batch."""
         batch, plan, pulled = pulling.batch, pulling.plan, pulling.pulled
+        if self._is_first:
+            self._is_first = False
+            for line in describe_scales(self._model.schema.numerics, batch.numeric):
+                logger.warning("%s", line)
         if pulling.room is None:
             result = self._step.train(pulled.parameters, plan, pulled.rows, batch)
             rows = plan.unpool(result.row_gradient)

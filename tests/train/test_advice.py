@@ -140,6 +140,22 @@ CASES: list[tuple[str, list[Feature], list[Sample], dict[str, Any], str]] = [
         "Lower the learning rates (embedding_optimizer=st.SGD(50), dense_optimizer=st.SGD(30))",
     ),
     (
+        "raw timestamps",
+        [USER, st.Numeric("at", transform=None)],
+        visits(2000, at=lambda i: 1_700_000_000 + 60 * i),
+        {},
+        "feature 'at' is about 1.7e+09 where the graph gets it, with transform=None: the steps",
+    ),
+    (
+        "a wrong scale",
+        [USER, st.Numeric("zip", transform="standardize", mean=50.0, stddev=2.0)],
+        visits(2000, zip=lambda i: 10_000 + 80_000 * (i % 2)),
+        {},
+        'with transform="standardize", mean=50, stddev=2: the steps of its weights are made for numbers near 1, so it '
+        "learns little or diverges. Leave the transform out, which takes the logarithm; or give the mean and the "
+        'deviation of your stream, such as transform="standardize", mean=50000, stddev=4e+04; or if it is a code',
+    ),
+    (
         "a number",
         [USER, NUMBER],
         [one | {"label": i * 7919 % 13} for i, one in enumerate(visits(3000, price=lambda i: i % 7))],
@@ -174,6 +190,16 @@ def test_rows_of_a_checkpoint_are_not_taken_for_new_ids(tmp_path: Path) -> None:
     resumed.learn(visits(11_000, event=lambda i: i % 100))
     assert resumed.rows["event"] == 12_000
     assert resumed.advice() == []
+
+
+def test_large_numbers_are_said_at_the_first_batch(caplog: pytest.LogCaptureFixture) -> None:
+    learner = st.Learner(make([USER, st.Numeric("at", transform=None), st.Numeric("price")], **RATES), batch_size=64)
+    for at in (0, 64):
+        learner.learn(visits(64, at=lambda i: 1.7e9 + i, price=lambda i: 1e6))
+        lines = [one.getMessage() for one in caplog.records if "where the graph gets it" in one.getMessage()]
+        assert len(lines) == 1, at
+        assert "feature 'at'" in lines[0]
+    assert learner.advice()[0].startswith("feature 'at' is about 1.7e+09")
 
 
 def test_gradients_that_are_not_finite_are_one_advice() -> None:
