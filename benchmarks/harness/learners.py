@@ -336,8 +336,10 @@ def lightgbm(args: argparse.Namespace) -> Learner:
 
     def learn(batch: Any) -> NDArray[np.floating[Any]]:
         x, y = batch
-        mean = (sum(labels) + 0.5) / (len(labels) + 1)
-        predictions = trained[0].predict(x) if trained else np.full(len(x), mean)
+        if trained:
+            predictions: NDArray[np.floating[Any]] = trained[0].predict(x)
+        else:
+            predictions = np.full(len(x), (sum(labels) + 0.5) / (len(labels) + 1))
         before = len(labels) // every
         rows.append(x)
         labels.extend(y)
@@ -345,8 +347,7 @@ def lightgbm(args: argparse.Namespace) -> Learner:
             past = module.Dataset(np.concatenate(rows), labels, categorical_feature=[*range(len(single))])
             settings = {"objective": "binary", "num_threads": 1, "verbosity": -1, "seed": args.seed}
             trained[:] = [module.train(settings, past, num_boost_round=100)]
-        result: NDArray[np.floating[Any]] = predictions
-        return result
+        return predictions
 
     return Learner(prepare, learn)
 

@@ -117,15 +117,16 @@ class Model:
         self.schema = complete(schema) if graph is None and isinstance(schema, Schema) else schema
         given = {"embedding_optimizer": embedding_optimizer, "dense_optimizer": dense_optimizer}
         self._defaulted = frozenset(name for name, one in given.items() if one is None)
-        has_none = graph is None or isinstance(graph, DeepAndWide)
+        has_default_graph = graph is None or isinstance(graph, DeepAndWide)
         if micro_batch_size == "auto":
             self._defaulted |= {"micro_batch_size"}
-            micro_batch_size = 2 if has_none else 8  # docs/quality.md
+            micro_batch_size = 2 if has_default_graph else 8  # docs/quality.md
         self.micro_batch_size = micro_batch_size
         # Both follow a stream that drifts, and learn from one positive in thousands of samples (docs/quality.md).
         self.embedding_optimizer = Adagrad(decay=0.9995) if embedding_optimizer is None else embedding_optimizer
         if dense_optimizer is None:
-            dense_optimizer = Adagrad(0.03, 0.1, decay=0.99975 if has_none else 0.999)  # per sample alike
+            # A quarter of the samples in each step, so a fourth root: either remembers some 8,000 samples.
+            dense_optimizer = Adagrad(0.03, 0.1, decay=0.99975 if has_default_graph else 0.999)
         self.dense_optimizer = dense_optimizer
         self.name = name
         self.reduction = reduction

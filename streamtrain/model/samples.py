@@ -209,7 +209,7 @@ def _message(sample: bytes | str | Mapping[str, Any]) -> bytes:
         return sample
     if isinstance(sample, str):
         return sample.encode("utf-8", "surrogatepass")
-    if isinstance(sample, dict | Mapping):
+    if isinstance(sample, Mapping):
         try:
             text = _STRICT.encode(sample if type(sample) is dict else dict(sample))
         except ValueError:  # NaN is a missing number; infinity is written and refused

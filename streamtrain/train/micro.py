@@ -132,9 +132,10 @@ class MicroStep:
         own = spec.own_rates
         self._own_rates = [own[group.tables[0]] for group in self._groups]
         self._graphs = GraphCache() if graphs is None else graphs
-        self._looks = repr([self.size, self._most_steps, [(group.tables, group.features) for group in self._groups]])
+        first = self._first_shape()
+        self._looks = repr([self.size, first, [(group.tables, group.features) for group in self._groups]])
         self._made_of = self._looks + repr(self._ingredients())
-        self._shape = self._graphs.shapes.get(self._looks) or self._first_shape()
+        self._shape = self._graphs.shapes.get(self._looks, first)
 
     def _ingredients(self) -> list[Any]:
         """Everything that a graph depends on besides its shape."""

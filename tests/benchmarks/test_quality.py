@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -69,6 +70,33 @@ def test_a_learner_predicts_every_sample_before_it_learns_it(learner: Any, chang
     assert predictions.shape == (len(lines),)
     assert learners.auc(predictions[::2], labels[::2]) > 0.9
     assert learners.auc(predictions[1::2], labels[1::2]) == pytest.approx(0.5, abs=0.05)
+
+
+class Trees(ModuleType):
+    """In place of LightGBM, which the tests do not have: it predicts how many samples it was trained on."""
+
+    Dataset = staticmethod(lambda x, labels, categorical_feature: (x, [*labels], categorical_feature))
+
+    @staticmethod
+    def train(settings: dict[str, Any], past: Any, num_boost_round: int) -> Any:
+        x, labels, categories = past
+        assert (settings["objective"], num_boost_round, categories) == ("binary", 100, [0])
+        assert x.shape == (len(labels), 2)
+        return SimpleNamespace(predict=lambda of: np.full(len(of), float(len(labels))))
+
+
+def test_trees_are_trained_on_all_of_the_past_at_each_twentieth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightgbm", Trees("lightgbm"))
+    lines = messages(1000)
+    (tmp_path / "samples").write_bytes(b"\n".join(lines))
+    made = learners.lightgbm(arguments(stream=str(tmp_path / "samples"), samples=None))
+    parts = [made.learn(made.prepare(lines[i : i + 10])).tolist() for i in range(0, 1000, 10)]
+    assert parts[0] == [0.5] * 10
+    positive = sum(json.loads(one)["label"] for one in lines[:40])
+    assert parts[4] == [(positive + 0.5) / 41] * 10
+    assert [part[0] for part in parts[5:]] == [i // 5 * 50 for i in range(5, 100)]
 
 
 def test_one_that_is_stopped_has_no_figure_of_the_whole(tmp_path: Path) -> None:

@@ -393,6 +393,23 @@ def test_a_worker_says_in_what_steps_it_learns(units: int, size: int | None, lin
     assert describe_steps(stm.Model(schema, layers, micro_batch_size=size)) == line
 
 
+def test_models_whose_cells_differ_may_share_a_cache() -> None:
+    """A number of four cells is not learned by the graph for one of two."""
+    samples, graphs = stream(40, 3), GraphCache()
+
+    def logistic(inputs: dict[str, Any]) -> Any:
+        return keras.layers.Dense(1, "sigmoid")(keras.layers.Concatenate()([*inputs.values()]))
+
+    def model(bits: tuple[int, ...], micro: int | None) -> stm.Model:
+        price = stm.Numeric("price", default=0.0, grid=stm.Grid(dim=3, bits=bits))
+        return stm.Model(stm.Schema(features=[price], time="ts"), logistic, micro_batch_size=micro)
+
+    for bits in ((0, 4), (0, 4, 8, 12)):
+        large = stm.Learner(model(bits, 8), batch_size=40, graphs=graphs)
+        small = stm.Learner(model(bits, None), batch_size=8)
+        np.testing.assert_allclose(large.learn(samples).predictions, small.learn(samples).predictions, atol=1e-5)
+
+
 def test_numbers_alone_are_learned_in_steps() -> None:
     schema = stm.Schema(features=[stm.Numeric("price", default=0.0)], time="ts")
 
