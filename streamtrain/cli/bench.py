@@ -12,7 +12,7 @@ from streamtrain.cli.options import (
     Json,
     ListColumns,
     Model,
-    SampleUrl,
+    SampleUrls,
     TextColumns,
     Threads,
     sample_file,
@@ -27,7 +27,7 @@ _STAGES = ("decode", "predict", "learn")
 
 
 def bench(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
-    file: SampleUrl,
+    files: SampleUrls,
     model: Model,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 1024,
     samples: Annotated[int, typer.Option(min=1, help="Samples to read from the file.")] = 100_000,
@@ -47,7 +47,7 @@ def bench(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     from streamtrain.model.loader import load_model, locate_model
 
     locate_model(model)
-    lines = list(itertools.islice(sample_file(file, format_, text, lists).opened(), samples))
+    lines = list(itertools.islice(sample_file(files, format_, text, lists).opened(), samples))
     load_tensorflow(threads)
     learner = Learner(load_model(model), batch_size=batch_size)
     rounds_us = [_measure_round(learner, lines) for _ in range(rounds + 1)][1:]

@@ -28,7 +28,7 @@ from streamtrain.cli.options import (
     FileFormat,
     ListColumns,
     MaxBadRatio,
-    SampleUrl,
+    SampleUrls,
     TextColumns,
     sample_file,
     split_names,
@@ -232,7 +232,7 @@ def _figures(learner: Learner, title: str, samples_per_s: float, bad: Mapping[st
     for label, metrics in total.items():
         for figure, value in metrics.as_dict().items():
             latest = window[label].as_dict()[figure]
-            if value is not None and figure not in ("samples", "auc_error", "non_finite"):
+            if value is not None and figure not in ("samples", "auc_error", "label_variance", "non_finite"):
                 shown = ("" if one is None else f"{one:.4f}" for one in (latest, value, _of_mean(metrics, figure)))
                 table.add_row(label, figure.replace("_", " "), *shown)
     table.add_section()
@@ -252,6 +252,8 @@ def _of_mean(metrics: Metrics, figure: str) -> float | None:
     """The figure of always predicting the label's mean in hindsight; None: unknown."""
     if figure == "auc":
         return 0.5
+    if figure == "mean_squared_error" and metrics.label_variance > 0:
+        return metrics.label_variance
     if figure != "log_loss" or not metrics.normalized_entropy > 0:
         return None
     return metrics.log_loss / metrics.normalized_entropy
@@ -320,9 +322,12 @@ class ModelOptions:
                 Path(self.write_model).write_text(inferred.source(file.name), encoding="utf-8")
             except OSError as exc:
                 raise ConfigError(f"--write-model: cannot write {self.write_model}: {exc.strerror}") from exc
-        if not inferred.text and not inferred.lists:
+        text = inferred.text
+        if file.format == "csv":  # also where a later id looks like another thing, such as 12e5
+            text = frozenset(one.name for one in inferred.fields if one.role == "id")
+        if not text and not inferred.lists:
             return inferred, file, chain(first, messages)
-        again = file.read_as(inferred.text, inferred.lists)
+        again = file.read_as(text, inferred.lists)
         return inferred, again, again.opened()
 
     def next_command(self, save: str | None) -> Text:
@@ -350,7 +355,7 @@ def _inferred_table(inferred: InferredSchema) -> Table:
 
 
 def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
-    file: SampleUrl,
+    files: SampleUrls,
     model: Annotated[str | None, typer.Option(help="The model: path/to/file.py:name.")] = None,
     label: Annotated[
         str | None,
@@ -387,7 +392,7 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     text: TextColumns = "",
     lists: ListColumns = "",
 ) -> None:
-    """Learn from a file of samples, with live figures and a learning curve.
+    """Learn from files of samples, with live figures and a learning curve.
 
     With --label instead of --model, it decides by the first samples what their fields are, and says so in a table.
 
@@ -400,9 +405,9 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     console, ahead = Console(stderr=True), parse_duration(future_after, "--future-after")
     chosen = ModelOptions(model, label, time_, write_model)
     chosen.check(overwrite=overwrite)
-    samples = sample_file(file, format_, text, lists)
+    samples = sample_file(files, format_, text, lists)
     if save:
-        _check_save(save, load, overwrite=overwrite, asks=file != "-" and sys.stdin.isatty())
+        _check_save(save, load, overwrite=overwrite, asks=not samples.is_stdin and sys.stdin.isatty())
     messages = samples.opened()  # errors in the file show before TensorFlow is loaded
     first: list[bytes] = []
     if model is None:
@@ -418,7 +423,7 @@ def learn(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
         else Learner(made, batch_size=batch_size, future_after=ahead)
     )
     done = replay(
-        learner, messages, console, title=file, place=samples.place, max_bad_ratio=max_bad_ratio, seconds=for_
+        learner, messages, console, title=samples.name, place=samples.place, max_bad_ratio=max_bad_ratio, seconds=for_
     )
     if save:
         learner.save(save)

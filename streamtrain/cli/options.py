@@ -40,11 +40,12 @@ Model = Annotated[str, typer.Option(help="The model: path/to/file.py:name.")]
 ModelSetting = Annotated[
     str | None, typer.Option("--model", help="The model: path/to/file.py:name; default: setting model.")
 ]
-SampleUrl = Annotated[
-    str,
+SampleUrls = Annotated[
+    list[str],
     typer.Argument(
-        metavar="FILE",
-        help="Path or URL of the samples: JSON lines, CSV or Parquet; - is standard input, as JSON lines.",
+        metavar="FILES...",
+        help="Paths or URLs of the samples: JSON lines, CSV or Parquet, folders or patterns of them; - is standard "
+        "input, as JSON lines.",
     ),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="TensorFlow threads; 0: one per core.")]
@@ -139,9 +140,9 @@ def split_lists(text: str) -> dict[str, str]:
 
 
 def sample_file(
-    url: str, format_: str | None, text: str, lists: str, *, key: str | None = None, time: str | None = None
+    url: str | list[str], format_: str | None, text: str, lists: str, *, key: str | None = None, time: str | None = None
 ) -> "SampleFile":
-    """The file that `FileFormat`, `TextColumns` and `ListColumns` describe; `key` and `time` as of SampleFile.
+    """The file or files that `FileFormat`, `TextColumns` and `ListColumns` describe; `key` and `time` as of SampleFile.
 
     Raises:
         ConfigError: as SampleFile; or `lists` is malformed.

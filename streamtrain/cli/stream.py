@@ -19,6 +19,7 @@ from streamtrain.cli.options import (
     Json,
     ListColumns,
     LogFormat,
+    SampleUrls,
     Setting,
     TextColumns,
     Url,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
-    file: Annotated[str, typer.Argument(help="Path or URL of the samples; - is standard input, as JSON lines.")],
+    files: SampleUrls,
     config: Config = None,
     setting: Setting = None,
     url: Url = None,
@@ -71,7 +72,7 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     repeat: Annotated[bool, typer.Option("--repeat", help="Start over at the end of the file, forever.")] = False,
     log_format: LogFormat = None,
 ) -> None:
-    """Write the samples of a file to a topic.
+    """Write the samples of files to a topic.
 
     Ends with a line of JSON: messages, bytes, seconds, messages_per_s. SIGINT and SIGTERM stop it gracefully.
     """
@@ -91,7 +92,7 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     set_up_process_log(settings, "produce")
     pace = make_pace(rate, speed, parse_duration(max_gap, "--max-gap"))
     reads_time = speed is not None or shift_times == "last"
-    samples = sample_file(file, format_, text, lists, key=key, time=time if reads_time else None)
+    samples = sample_file(files, format_, text, lists, key=key, time=time if reads_time else None)
 
     def limit_blocks(blocks: Iterable[FileBlock]) -> Iterable[FileBlock]:
         return blocks if limit is None else limited(blocks, limit)

@@ -25,7 +25,7 @@ from streamtrain.cli.options import (
     FileFormat,
     ListColumns,
     MaxBadRatio,
-    SampleUrl,
+    SampleUrls,
     TextColumns,
     Threads,
     sample_file,
@@ -261,7 +261,7 @@ def _clock(seconds: float) -> str:
 
 
 def tune(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
-    file: SampleUrl,
+    files: SampleUrls,
     model: ModelOption,
     batch_size: BatchSize = 1024,
     label: Annotated[str | None, typer.Option(help="Label to judge by; default: the model's total loss.")] = None,
@@ -290,11 +290,11 @@ def tune(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
     from streamtrain.tuning.search import Search
 
     locate_model(model)
-    samples = sample_file(file, format_, text, lists)
+    samples = sample_file(files, format_, text, lists)
     messages = samples.opened()  # errors in the file show before TensorFlow is loaded
     load_tensorflow(threads)
     console, interrupt = Console(stderr=True), _Interrupt()
-    screen = Screen(console, file)
+    screen = Screen(console, samples.name)
     with _divergence_unlogged(), interrupt, screen.live():
         search = Search(
             load_model(model),

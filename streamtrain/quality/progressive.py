@@ -44,6 +44,7 @@ class Metrics:
         auc_error: the exact AUC is at most so far from `auc`.
         mean_squared_error: for other labels.
         mean_absolute_error: for other labels.
+        label_variance: for other labels: the mean squared error of always predicting label_mean.
         non_finite: predictions that were NaN or infinite; they count in nothing else.
     """
 
@@ -57,6 +58,7 @@ class Metrics:
     auc_error: float = math.nan
     mean_squared_error: float = math.nan
     mean_absolute_error: float = math.nan
+    label_variance: float = math.nan
     non_finite: int = 0
 
     def as_dict(self) -> dict[str, float | None]:
@@ -73,13 +75,14 @@ class Sums:
 
     Attributes:
         counts: float64 [2, bins], weight by class and bin; [2, 0] of other labels.
+        spread: of other labels, the weighted sum of their squared distances from their mean; NaN: unknown.
     """
 
     def __init__(self, binary: bool, bins: int = BINS) -> None:
         self.binary = binary
         self.samples = 0
         self.non_finite = 0
-        self.weight = self.labels = self.predictions = self.loss = self.absolute = 0.0
+        self.weight = self.labels = self.predictions = self.loss = self.absolute = self.spread = 0.0
         self.counts = np.zeros((2, bins if self.binary else 0))
 
     def add(self, predictions: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32]) -> None:
@@ -89,6 +92,9 @@ class Sums:
         good = has_label & finite
         p, y, w = (column[good].astype(np.float64) for column in (predictions, labels, weights))
         self.samples += len(p)
+        if not self.binary and w.any():
+            mean = float(w @ y) / float(w.sum())
+            self._add_spread(float(w.sum()), float(w @ y), float(w @ (y - mean) ** 2))
         self.weight += float(w.sum())
         self.labels += float(w @ y)
         self.predictions += float(w @ p)
@@ -105,9 +111,17 @@ class Sums:
 
     def merge(self, other: "Sums") -> None:
         """Adds those of other samples of the same label."""
+        self._add_spread(other.weight, other.labels, other.spread)
         for name in ("samples", "non_finite", "weight", "labels", "predictions", "loss", "absolute"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.counts += other.counts
+
+    def _add_spread(self, weight: float, labels: float, spread: float) -> None:
+        """Adds that of other samples, before their sums are added (Chan, Golub & LeVeque 1979)."""
+        self.spread += spread
+        if self.weight and weight:
+            distance = self.labels / self.weight - labels / weight
+            self.spread += distance**2 * self.weight * weight / (self.weight + weight)
 
     def metrics(self) -> Metrics:
         """The figures."""
@@ -115,8 +129,13 @@ class Sums:
         common = (self.samples, label, prediction, _ratio(prediction, label))
         loss = _ratio(self.loss, self.weight)
         if not self.binary:
-            absolute = _ratio(self.absolute, self.weight)
-            return Metrics(*common, mean_squared_error=loss, mean_absolute_error=absolute, non_finite=self.non_finite)
+            return Metrics(
+                *common,
+                mean_squared_error=loss,
+                mean_absolute_error=_ratio(self.absolute, self.weight),
+                label_variance=_ratio(self.spread, self.weight),
+                non_finite=self.non_finite,
+            )
         auc, error = self._auc()
         entropy = -(label * math.log(label) + (1 - label) * math.log1p(-label)) if 0 < label < 1 else math.nan
         return Metrics(

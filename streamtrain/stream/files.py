@@ -1,12 +1,12 @@
 """Files of samples: read in blocks, so that memory stays bounded whatever their size.
 
-They are JSON lines, CSV or Parquet, on disk or at any URL that fsspec knows; or JSON lines on standard input.
+They are JSON lines, CSV or Parquet, on disk or at any URL that fsspec knows, one or several one after another; or JSON
+lines on standard input.
 docs/produce.md says how rows become messages. Whatever reading raises becomes a ConfigError that names the file.
 """
 
 import math
 import os
-import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,26 +21,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from fsspec.core import get_compression
-from fsspec.implementations.local import LocalFileSystem
 
 from streamtrain.address import redacted
 from streamtrain.errors import ConfigError
 from streamtrain.stream.csv_file import BLOCK, Rows, Rules, Utf8Stream, make_lists, read_csv, read_dialect
+from streamtrain.stream.file_names import FORMATS, STDIN, find_files, format_of, open_local_or_remote, shown
 
 FileSample = tuple[bytes, float | None, bytes | None]
 """A message, its event time in seconds since the epoch, and the key that decides its partition."""
 
-FORMATS = ("jsonl", "csv", "parquet")
-STDIN = "-"
-
 T = TypeVar("T")
 
-_SUFFIXES = {
-    **dict.fromkeys(("jsonl", "ndjson", "json"), "jsonl"),
-    **dict.fromkeys(("csv", "tsv"), "csv"),
-    **dict.fromkeys(("parquet", "pq"), "parquet"),
-}
-_COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _ROWS = 4096  # of Parquet converted at once
 _MAX_LINE = 16 << 20  # bytes
 EARLIEST, LATEST = -62_135_596_800, 253_402_300_800  # years 0001 to 9999, as in samples
@@ -62,23 +53,24 @@ class FileBlock(NamedTuple):
 
 
 class SampleFile:
-    """A file of samples, which one iteration at a time reads.
+    """A file of samples, or several as if they were one, which one iteration at a time reads.
 
     Args:
-        url: a path, a URL that fsspec knows, or "-", standard input.
-        format: one of `FORMATS`; None: by the file's name.
+        url: a path, a URL that fsspec knows, a folder or a pattern of either (`find_files`), or "-", standard input;
+            or several of them.
+        format: one of `FORMATS`; None: by the files' names.
         key: field whose value is the key of a message; None: messages have no key.
         time: field with the event time, in seconds or ISO 8601; None: messages have no event time.
         text: columns of CSV and Parquet whose values are text, also where they look like numbers or arrays.
         lists: columns of CSV and Parquet whose values are lists, by name the character that separates the elements.
 
     Raises:
-        ConfigError: the format does not follow from the name, or the arguments do not fit it.
+        ConfigError: the format does not follow from the names, or the arguments do not fit it; or no file is found.
     """
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         format: str | None = None,
         *,
         key: str | None = None,
@@ -86,30 +78,29 @@ class SampleFile:
         text: Collection[str] = (),
         lists: Mapping[str, str] | None = None,
     ) -> None:
-        self.url = url
-        self.name = "standard input" if url == STDIN else redacted(url)
-        self.format = format or self._format()
+        self._urls = [url] if isinstance(url, str) else [*url]
+        self.name = shown(self._urls[0]) + (f" and {len(self._urls) - 1:,} more" if self._urls[1:] else "")
+        self._files = find_files(self._urls)
+        self.format = format or format_of(self._files)
         self._key, self._time, self._rules = key, time, Rules(frozenset(text), lists or {})
+        self._begun: list[_Begun] = []
         self._blanks = array("q")  # by blank line, the number of samples before it
         if self.format not in FORMATS:
             raise ConfigError(f"the format of samples must be one of {', '.join(FORMATS)}, not {self.format!r}")
         if self._rules.names and self.format == "jsonl":
             raise ConfigError("columns of text and lists can be named for CSV and Parquet only: JSON itself has both")
-        if url == STDIN and self.format != "jsonl":
+        if self.is_stdin and self.format != "jsonl":
             raise ConfigError(f"standard input is read as JSON lines: write {self.format} to a file first")
 
-    def _format(self) -> str:
-        if self.url == STDIN:
-            return "jsonl"
-        suffix = _COMPRESSED.sub("", self.url.lower()).rpartition(".")[2]
-        if suffix not in _SUFFIXES:
-            raise ConfigError(f"cannot tell the format of {self.name} from its name: use --format {'|'.join(FORMATS)}")
-        return _SUFFIXES[suffix]
+    @property
+    def is_stdin(self) -> bool:
+        """Whether it is standard input, which can be read once."""
+        return STDIN in self._files
 
     def read_as(self, text: Collection[str], lists: Mapping[str, str]) -> "SampleFile":
         """The same file, of which further columns are text or lists; those that were named stay as they are."""
         return SampleFile(
-            self.url,
+            self._urls,
             self.format,
             key=self._key,
             time=self._time,
@@ -123,17 +114,26 @@ class SampleFile:
         Raises:
             ConfigError: the file is missing, cut off, or not of its format; the message says where.
         """
+        self._begun, self._blanks = [], array("q")
+        total = 0
+        for i, url in enumerate(self._files):
+            self._begun.append(_Begun(url, total, len(self._blanks)))
+            for block in self._blocks(url):
+                total += len(block.samples)
+                share = None if block.share is None else (i + block.share) / len(self._files)
+                yield block._replace(share=share)
+
+    def _blocks(self, url: str) -> Iterator[FileBlock]:
         count = 0
-        self._blanks = array("q")
         try:
             with ExitStack() as stack:
-                for rows in filter(lambda rows: rows.values, self._rows(stack)):
+                for rows in filter(lambda rows: rows.values, self._rows(url, stack)):
                     count += len(rows.values)
                     keys, times = _each(parse_key, rows.keys, rows.values), _each(parse_time, rows.times, rows.values)
                     yield FileBlock(list(zip(rows.values, times, keys, strict=True)), rows.share)
         except Exception as exc:  # decoders and the clients of object stores have errors of their own
             place = f" after sample {count:,}" if count else ""
-            raise ConfigError(f"cannot read {self.name}{place}: {_reason(exc)}") from exc
+            raise ConfigError(f"cannot read {shown(url)}{place}: {_reason(exc)}") from exc
 
     def messages(self) -> Iterator[bytes]:
         """The messages of all samples, once; errors as `blocks`."""
@@ -152,23 +152,26 @@ class SampleFile:
         return chain([first], messages)
 
     def place(self, index: int) -> str:
-        """Where a sample that has been read stands in the file, such as "line 17", by its index from 0."""
+        """Where a sample that has been read stands, such as "line 17", by its index from 0."""
+        begun = self._begun[max(0, bisect_right(self._begun, index, key=lambda one: one.samples) - 1)]
+        row = index - begun.samples + 1
+        of = f" of {shown(begun.url)}" if len(self._files) > 1 else ""
         if self.format != "jsonl":
-            return f"row {index + 1:,}"
-        return f"line {index + 1 + bisect_right(self._blanks, index):,}"
+            return f"row {row:,}{of}"
+        return f"line {row + bisect_right(self._blanks, index, begun.blanks) - begun.blanks:,}{of}"
 
-    def _rows(self, stack: ExitStack) -> Iterator[Rows]:
-        if self.url == STDIN:
+    def _rows(self, url: str, stack: ExitStack) -> Iterator[Rows]:
+        if url == STDIN:
             yield from self._json_rows(Utf8Stream(lambda size: os.read(0, size)).read, checked=False)
             return
-        raw, stream = self._open(stack)
+        raw, stream = _open(url, stack, is_text=self.format != "parquet")
         size = getattr(raw, "size", None)
         if self.format == "parquet":
             yield from _parquet_rows(raw, self._key, self._time, self._rules)
             return
         if self.format == "csv":
             with ExitStack() as start:
-                dialect = read_dialect(self._open(start)[1])
+                dialect = read_dialect(_open(url, start, is_text=True)[1])
             _check_columns(dialect.names, [self._key, self._time, *self._rules.names])
             rows = read_csv(stream, dialect, self._key, self._time, self._rules)
         else:
@@ -185,7 +188,7 @@ class SampleFile:
                 has the fields of key and event time.
         """
         read_key, read_time = _field_reader(self._key), _field_reader(self._time)
-        count = 0
+        count = self._begun[-1].samples
         for lines in _lines(read):
             values = [line for line in lines if line and not line.isspace()]
             if checked and values and values[0].lstrip().startswith(b"["):
@@ -210,19 +213,24 @@ class SampleFile:
             else:
                 self._blanks.append(count)
 
-    def _open(self, stack: ExitStack) -> tuple[Any, Any]:
-        """The file as it is, and uncompressed."""
-        if re.search("::|://", self.url):
-            fs, path = fsspec.core.url_to_fs(self.url)
-            raw = stack.enter_context(fs.open(path, "rb"))
-        else:
-            raw = stack.enter_context(LocalFileSystem().open(self.url, "rb"))
-        stream = raw
-        if self.url.lower().endswith(".zst"):  # fsspec needs another package for it
-            stream = stack.enter_context(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
-        elif kind := get_compression(self.url, "infer"):
-            stream = stack.enter_context(fsspec.compression.compr[kind](raw, mode="rb"))
-        return raw, stream if self.format == "parquet" else Utf8Stream(stream.read)
+
+class _Begun(NamedTuple):
+    """A file that has been begun, and the samples and blank lines of those before it."""
+
+    url: str
+    samples: int
+    blanks: int
+
+
+def _open(url: str, stack: ExitStack, *, is_text: bool) -> tuple[Any, Any]:
+    """The file as it is, and uncompressed; as UTF-8 if it is text."""
+    raw = stack.enter_context(open_local_or_remote(url))
+    stream = raw
+    if url.lower().endswith(".zst"):  # fsspec needs another package for it
+        stream = stack.enter_context(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
+    elif kind := get_compression(url, "infer"):
+        stream = stack.enter_context(fsspec.compression.compr[kind](raw, mode="rb"))
+    return raw, Utf8Stream(stream.read) if is_text else stream
 
 
 def _each(convert: Callable[[Any], T | None], values: Sequence[Any] | None, messages: list[bytes]) -> list[T | None]:
@@ -361,7 +369,7 @@ def repeated(file: SampleFile) -> Iterator[FileBlock]:
     Raises:
         ConfigError: it is standard input.
     """
-    if file.url == STDIN:
+    if file.is_stdin:
         raise ConfigError("standard input cannot be repeated")
     return _rounds(file)
 

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgres
 from rich.text import Text
 
 from streamtrain.errors import ConfigError, WriteFailed
-from streamtrain.stream.files import STDIN, FileBlock, FileSample, SampleFile, parse_time
+from streamtrain.stream.files import FileBlock, FileSample, SampleFile, parse_time
 from streamtrain.stream.source import Writer
 
 Shift = Callable[[bytes], bytes]
@@ -46,7 +46,7 @@ def shift_times(
         raise ConfigError(f"--shift-times must be last or each, not {to!r}")
     if to == "each":
         return lambda message: with_time(message, field, lambda _: time.time())
-    if samples.url == STDIN:
+    if samples.is_stdin:
         raise ConfigError("--shift-times last cannot read standard input twice: use --shift-times each")
     times = (at for block in limit(samples.blocks()) for _, at, _ in block.samples if at is not None)
     last = max(times, default=None)

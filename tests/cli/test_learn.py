@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import streamtrain as st
-from streamtrain.cli.learn import replay
+from streamtrain.cli.learn import ModelOptions, replay
 from streamtrain.errors import TooManyBadSamples
 from streamtrain.model.features import Feature
 from streamtrain.stream.files import SampleFile
@@ -153,13 +153,27 @@ def test_a_csv_alone(tmp_path: Path) -> None:
     }
     assert f"to serve it: streamtrain serve --model {model}:model --set checkpoint.url={saved}" in said
     assert 'time_format="%d/%m/%Y %H:%M"' in model.read_text()
-    same = run("learn", str(file), "--model", str(model), "--lists", "genres")
+    header, *lines = file.read_text().splitlines(keepends=True)
+    files = [tmp_path / name for name in ("first.csv", "second.csv")]
+    for part, of_part in zip(files, (lines[:1700], lines[1700:]), strict=True):
+        part.write_text("".join([header, *of_part]))
+    same = run("learn", *map(str, files), "--model", str(model), "--lists", "genres")
     assert json.loads(same.stdout)["metrics"] == figures["metrics"]
     assert run(*given, "--write-model", str(model)).stderr.decode() == (
         f"streamtrain: --write-model: there is a file {model} already; replace it with --overwrite\n"
     )
     learner = st.Learner.load(saved, st.load_model(str(model)))
     assert 0 < learner.predict([{"at": "05/01/2024 10:00", "user_id": 7, "hour": 3, "price": "NA"}])[0, 0] < 1
+
+
+def test_later_ids_that_look_like_something_else(tmp_path: Path) -> None:
+    lines = [f"{i % 1000},{i % 100 / 7},{i % 2}\n" for i in range(10_000)]
+    (tmp_path / "clicks.csv").write_text("".join(["user_id,price,clicked\n", *lines, "12e5,1e2,0\n", "true,7,1\n"]))
+    file = SampleFile(str(tmp_path / "clicks.csv"))
+    _, _, messages = ModelOptions(None, "clicked", None, None).infer(file, file.opened(), Console(file=io.StringIO()))
+    *_, first, second = messages
+    assert json.loads(first) == {"user_id": "12e5", "price": 100, "clicked": 0}
+    assert json.loads(second) == {"user_id": "true", "price": 7, "clicked": 1}
 
 
 @pytest.mark.parametrize(

@@ -339,6 +339,99 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
     assert values(written(tmp_path / "b.csv", b"user,item\n"), key="item") == []
 
 
+# --- several files ---
+
+
+def parts(folder: Path) -> Path:
+    """A folder as Spark leaves it, with a part that has no samples."""
+    contents = {
+        "day=2/part-10.jsonl": b'{"n":5}\n\n{"n":6}\n',
+        "day=2/part-9.jsonl.gz": gzip.compress(b'{"n":4}\n'),
+        "day=1/part-0.jsonl": b'\n{"n":1}\n\n{"n":2}\n{"n":3}\n\n',
+        "day=1/part-1.jsonl": b"",
+        "_SUCCESS": b"",
+        "day=1/.part-0.jsonl.crc": b"\xff",
+        "_delta_log/0.json": b'{"n":0}',
+    }
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def numbers(*urls: Path | str, **options: Any) -> list[int]:
+    file = SampleFile([str(one) for one in urls], **options)
+    return [json.loads(message)["n"] for message in file.messages()]
+
+
+def test_folders_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = parts(tmp_path / "clicks.parquet")  # as Spark calls it
+    assert numbers(folder) == numbers(f"{folder}/") == numbers(f"{folder}/*") == [1, 2, 3, 4, 5, 6]
+    assert numbers(folder / "day=2", folder / "day=1/part-0.jsonl") == [4, 5, 6, 1, 2, 3]
+    assert numbers(f"{folder}/**/*.jsonl") == [1, 2, 3, 5, 6]
+    monkeypatch.chdir(folder)
+    assert numbers("day=?") == numbers(".") == [1, 2, 3, 4, 5, 6]
+    written(folder / "what[1].jsonl", b'{"n":7}')
+    assert numbers("what[1].jsonl") == [7]  # the file itself, though it looks like a pattern
+
+
+def test_folders_and_patterns_of_urls(tmp_path: Path) -> None:
+    for name in ("a/2.jsonl", "a/10.jsonl", "a/_temporary/1.jsonl", "b.jsonl"):
+        with fsspec.open(f"memory://folders/{name}", "wb") as stream:
+            stream.write(b'{"n":%d}' % len(name))
+    assert numbers("memory://folders/a") == numbers("memory://folders/a/*.jsonl") == [9, 10]
+    assert numbers("memory://folders/b.jsonl", f"file://{parts(tmp_path)}/day=2") == [7, 4, 5, 6]
+
+
+def test_where_a_sample_of_several_files_stands(tmp_path: Path) -> None:
+    file = SampleFile(str(parts(tmp_path)))
+    shares = [block.share for block in file.blocks()]
+    assert shares == [0.25, 0.75, 1.0]
+    assert [file.place(i) for i in range(6)] == [
+        *(f"line {line} of {tmp_path}/day=1/part-0.jsonl" for line in (2, 4, 5)),
+        f"line 1 of {tmp_path}/day=2/part-9.jsonl.gz",
+        *(f"line {line} of {tmp_path}/day=2/part-10.jsonl" for line in (1, 3)),
+    ]
+    file = SampleFile([str(written(tmp_path / f"{name}.csv", b"n\n1\n2\n")) for name in "ab"])
+    assert len([*file.messages()]) == 4
+    assert file.place(2) == f"row 1 of {tmp_path}/b.csv"
+    assert file.name == f"{tmp_path}/a.csv and 1 more"
+
+
+def test_files_of_several_columns_have_what_they_have(tmp_path: Path) -> None:
+    urls = [str(written(tmp_path / "a.csv", b"n,m\n1,2\n")), str(written(tmp_path / "b.csv", b"m;n\n3;4,5\n"))]
+    assert [json.loads(one) for one in SampleFile(urls).messages()] == [{"n": 1, "m": 2}, {"m": 3, "n": 4.5}]
+
+
+@pytest.mark.parametrize(
+    ("urls", "message"),
+    [
+        (["empty"], "^there are no files of samples: empty$"),
+        (["*.nothing"], r"^there are no files of samples: \*\.nothing$"),
+        (["mixed"], r"^mixed/a\.csv is csv by its name and mixed/b\.jsonl jsonl: .*'folder/\*\.csv'$"),
+        (["odd"], r"^cannot tell the format of odd/README\.md from its name: use --format .*'folder/\*\.csv'$"),
+        (["-", "mixed/a.csv"], "^standard input cannot be one of several files$"),
+        (["gone://bucket/a.csv/"], "^cannot list gone://bucket/a.csv/: .*gone"),
+    ],
+)
+def test_files_that_are_no_samples(
+    urls: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mixed/a.csv", "mixed/b.jsonl", "odd/README.md", "odd/b.csv", "empty/_SUCCESS"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    with pytest.raises(ConfigError, match=message):
+        SampleFile(urls)
+
+
+def test_a_part_that_is_damaged_is_named(tmp_path: Path) -> None:
+    written(tmp_path / "1.csv", b"n\n1\n")
+    written(tmp_path / "2.csv", b"n\n1\n2,3\n")
+    with pytest.raises(ConfigError, match=rf"^cannot read {tmp_path}/2\.csv: row 2, '2,3'"):
+        values(tmp_path)
+
+
 # --- Parquet ---
 
 
@@ -443,14 +536,13 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
     ("file", "options", "message"),
     [
         ("nowhere.jsonl", {}, "cannot read nowhere.jsonl: No such file or directory"),
-        ("/", {"format": "jsonl"}, "cannot read /: Is a directory"),
         ("samples.txt", {}, "cannot tell the format of samples.txt from its name: use --format"),
         ("samples.jsonl", {"format": "json"}, "must be one of jsonl, csv, parquet, not 'json'"),
         ("samples.jsonl", {"text": ["a"]}, "for CSV and Parquet only: JSON itself has both"),
         ("samples.jsonl", {"lists": {"a": "|"}}, "for CSV and Parquet only: JSON itself has both"),
         ("-", {"format": "parquet"}, "standard input is read as JSON lines"),
         ("-", {"format": "csv"}, "standard input is read as JSON lines"),
-        ("nowhere://user:secret@host/a.csv", {}, r"cannot read nowhere://\*\*\*@host/a.csv: Protocol not known"),
+        ("nowhere://user:secret@host/a.csv", {}, r"cannot list nowhere://\*\*\*@host/a.csv: Protocol not known"),
     ],
 )
 def test_what_is_wrong_is_said(file: str, options: dict[str, Any], message: str) -> None:

@@ -94,6 +94,7 @@ def test_regression_is_that_of_scikit_learn(seed: int) -> None:
     found = validate(p, y, w, of=(STARS,)).total()["stars"]
     assert found.mean_squared_error == pytest.approx(sklearn.mean_squared_error(y, p, sample_weight=w))
     assert found.mean_absolute_error == pytest.approx(sklearn.mean_absolute_error(y, p, sample_weight=w))
+    assert found.label_variance == pytest.approx(np.average((y - np.average(y, weights=w)) ** 2, weights=w))
     assert found.label_mean == pytest.approx(np.average(y, weights=w))
     assert found.calibration == pytest.approx(np.average(p, weights=w) / np.average(y, weights=w))
     assert math.isnan(found.auc)
@@ -150,6 +151,7 @@ def test_nothing_seen() -> None:
         "auc_error": None,
         "mean_squared_error": None,
         "mean_absolute_error": None,
+        "label_variance": None,
         "non_finite": 0,
     }
 

@@ -394,7 +394,7 @@ def model(tmp_path: Path) -> str:
 
 def run(file: Path, model: str, **options: Any) -> None:
     tune(
-        str(file),
+        [str(file)],
         model,
         batch_size=256,
         without="micro_batch_size,embedding_optimizer,initial_accumulator,reduction",

@@ -11,8 +11,9 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from streamtrain.embedded.kafka import Broker
-from streamtrain.errors import InstanceFenced, WriteFailed
+from streamtrain.errors import InstanceFenced, SourceUnavailable, WriteFailed
 from streamtrain.stream.kafka.stream import KafkaStream
+from streamtrain.stream.source import Stream
 from tests.patience import PATIENCE, until
 from tests.stream.kinds import KAFKA_OPTIONS, Place, fill, message
 from tests.stream.members import Member, settle, take_turns
@@ -136,7 +137,17 @@ def test_close_does_not_wait_for_a_broker_that_is_away(own_kafka: Broker, place:
     member.source.close()
     assert time.monotonic() - begin < PATIENCE / 2
     own_kafka.start()
+    until(lambda: is_answered(stream))
     assert stream.bounds()[0].high == 0
+
+
+def is_answered(stream: Stream) -> bool:
+    """Whether a broker that has just started answers: a busy machine takes it long."""
+    try:
+        stream.bounds()
+    except SourceUnavailable:
+        return False
+    return True
 
 
 class Hanging:
