@@ -135,8 +135,9 @@ void bind_decode(nb::module_& m) {
       .def(nb::new_(&time_format), nb::arg("per_second") = 1.0, nb::arg("pattern") = "");
   m.def("parse_times", &parse_times, nb::arg("data"), nb::arg("offsets"), nb::arg("format") = TimeFormat{});
   nb::class_<CategoricalSpec>(m, "CategoricalSpec")
-      .def(nb::new_([](std::string field, uint32_t max_length, std::optional<std::string> default_id) {
-             return CategoricalSpec{std::move(field), max_length, std::move(default_id)};
+      .def(nb::new_([](std::string field, uint32_t max_length,
+                       std::optional<std::vector<std::string>> default_ids) {
+             return CategoricalSpec{std::move(field), max_length, std::move(default_ids)};
            }),
            nb::arg("field"), nb::kw_only(), nb::arg("max_length") = 0, nb::arg("default") = nb::none());
   nb::class_<CrossSpec>(m, "CrossSpec")

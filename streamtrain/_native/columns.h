@@ -26,7 +26,7 @@ struct LabelSpec {
 struct CategoricalSpec {
   std::string field;
   uint32_t max_length;                     // keep this many ids, the last ones; 0: all
-  std::optional<std::string> default_id;  // instead of missing or null
+  std::optional<std::vector<std::string>> default_ids;  // instead of missing or null
 };
 
 // All combinations of the ids of some categoricals.

@@ -55,16 +55,23 @@ class Decoder {
     int field;                             // of a categorical
     uint32_t max_length;                   // 0: no limit
     bool has_default;
-    uint64_t default_key;
+    std::vector<uint64_t> default_keys;
     std::vector<uint64_t> keys;            // of the batch
   };
 
+  // The positive class of a label, as what it may be written; NaN: not so.
+  struct Positive {
+    uint64_t key;
+    double number, boolean;
+  };
+
+  static Positive positive_of(const std::string& text);
   bool read(std::string_view message, bool with_labels);
   bool sample(size_t row, bool with_labels, Columns& out);
   void keep(size_t index, size_t row, Columns& out);
   void drop(size_t index, size_t row, Columns& out);
   bool labels_of(float* to);
-  bool class_of(const LabelSpec& spec, int field, const Value& value, float& to);
+  bool class_of(const Positive& positive, int field, const Value& value, float& to);
   bool time_of(bool required, double& to);
   bool weight_of(float& to);
   bool categorical_of(Feature& feature);
@@ -90,6 +97,7 @@ class Decoder {
   SampleReader reader_;
   std::vector<Feature> features_;
   std::vector<int> label_fields_, numeric_fields_;
+  std::vector<Positive> positives_;  // of each label; meaningless for one without a positive class
   std::vector<size_t> cell_features_;  // of each numeric; meaningless for one without cells
   int time_field_ = SampleReader::kUnknown, weight_field_ = SampleReader::kUnknown;
   std::vector<float> numeric_defaults_;
@@ -116,20 +124,24 @@ inline Decoder::Decoder(DecoderSpec spec)
     require(!label.positive || label.kind == LabelSpec::Kind::kBinary,
             "label \"" + label.field + "\" has a positive class and is not binary");
     label_fields_.push_back(reader_.field(label.field, label.positive ? kNumber | kIds : kNumber, 0));
+    positives_.push_back(positive_of(label.positive.value_or("")));
   }
   if (spec_.weight) weight_field_ = reader_.field(*spec_.weight, kNumber, 0);
   for (const CategoricalSpec& c : spec_.categoricals) {
-    const std::string id = c.default_id.value_or("");
-    require(id.size() <= spec_.max_id_bytes, "default id of \"" + c.field + "\" is longer than max_id_bytes");
-    features_.push_back({reader_.field(c.field, kIds, kIds), c.max_length, c.default_id.has_value(),
-                         hash_bytes(id.data(), id.size()), {}});
+    std::vector<uint64_t> keys;
+    for (const std::string& id : c.default_ids.value_or(std::vector<std::string>{})) {
+      require(id.size() <= spec_.max_id_bytes, "default id of \"" + c.field + "\" is longer than max_id_bytes");
+      keys.push_back(hash_bytes(id.data(), id.size()));
+    }
+    features_.push_back({reader_.field(c.field, kIds, kIds), c.max_length, c.default_ids.has_value(),
+                         std::move(keys), {}});
   }
   for (const CrossSpec& cross : spec_.crosses) {
     require(cross.categoricals.size() >= 2 && cross.categoricals.size() <= kMaxCrossed,
             "cross \"" + cross.name + "\" needs between 2 and 8 categoricals");
     for (const uint32_t c : cross.categoricals)
       require(c < spec_.categoricals.size(), "cross \"" + cross.name + "\" refers to a categorical that is not there");
-    features_.push_back({SampleReader::kUnknown, cross.max_length, false, 0, {}});
+    features_.push_back({SampleReader::kUnknown, cross.max_length, false, {}, {}});
   }
   for (const NumericSpec& numeric : spec_.numerics) {
     require(numeric.transform != NumericSpec::Transform::kStandardize ||
@@ -142,7 +154,7 @@ inline Decoder::Decoder(DecoderSpec spec)
     numeric_fields_.push_back(reader_.field(numeric.field, kNumber, kNumber));
     numeric_defaults_.push_back(value);
     cell_features_.push_back(features_.size());
-    if (!numeric.cells.empty()) features_.push_back({SampleReader::kUnknown, 0, false, 0, {}});
+    if (!numeric.cells.empty()) features_.push_back({SampleReader::kUnknown, 0, false, {}, {}});
   }
   for (int f = 0; f < reader_.fields(); ++f) names_.push_back(reader_.name(f));
   cross_names_ = static_cast<int32_t>(names_.size());
@@ -248,7 +260,7 @@ inline bool Decoder::labels_of(float* to) {
     const int field = label_fields_[i];
     const Value* value = reader_.value(field);
     to[i] = std::numeric_limits<float>::quiet_NaN();
-    if (spec.positive && value && class_of(spec, field, *value, to[i])) continue;
+    if (spec.positive && value && class_of(positives_[i], field, *value, to[i])) continue;
     if (!value || value->is_blank) {
       if (!spec.optional) return refuse(Reason::kMissingField, field);
       continue;
@@ -266,26 +278,34 @@ inline bool Decoder::labels_of(float* to) {
 }
 
 // Whether a value is of the positive class (1) or another (0); false, with the reason, if it is of none.
-inline bool Decoder::class_of(const LabelSpec& spec, int field, const Value& value, float& to) {
-  const std::string& positive = *spec.positive;
+inline bool Decoder::class_of(const Positive& positive, int field, const Value& value, float& to) {
+  bool is_positive = false;
   switch (value.kind) {
-    case Value::Kind::kString: {
+    case Value::Kind::kString:
       if (value.id_reason != Reason::kNone) return refuse(value.id_reason, field, value.position);
-      const bool is_positive = *value.ids == hash_bytes(positive.data(), positive.size());
-      to = is_positive ? 1.0f : 0.0f;
-      return is_positive || !value.is_blank;
-    }
-    case Value::Kind::kNumber: {
+      is_positive = *value.ids == positive.key;
+      if (value.is_blank && !is_positive) return false;
+      break;
+    case Value::Kind::kNumber:
       if (value.number_reason != Reason::kNone) return refuse(value.number_reason, field, value.position);
-      double number = 0;
-      const char* const end = positive.data() + positive.size();
-      const std::from_chars_result parsed = std::from_chars(positive.data(), end, number);
-      to = parsed.ec == std::errc() && parsed.ptr == end && value.number == number ? 1.0f : 0.0f;
-      return true;
-    }
-    case Value::Kind::kBoolean: to = positive == (value.number != 0 ? "true" : "false") ? 1.0f : 0.0f; return true;
+      is_positive = value.number == positive.number;
+      break;
+    case Value::Kind::kBoolean: is_positive = value.number == positive.number || value.number == positive.boolean; break;
     default: return refuse(Reason::kWrongType, field, value.position);
   }
+  to = is_positive ? 1.0f : 0.0f;
+  return true;
+}
+
+// What a value of the positive class looks like, by its text.
+inline Decoder::Positive Decoder::positive_of(const std::string& text) {
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  const char* const end = text.data() + text.size();
+  double number = 0;
+  const std::from_chars_result parsed = std::from_chars(text.data(), end, number);
+  const bool is_number = parsed.ec == std::errc() && parsed.ptr == end;
+  return {hash_bytes(text.data(), text.size()), is_number ? number : none,
+          text == "true" ? 1 : text == "false" ? 0 : none};
 }
 
 inline bool Decoder::weight_of(float& to) {
@@ -303,7 +323,7 @@ inline bool Decoder::categorical_of(Feature& feature) {
   const Value* value = reader_.value(feature.field);
   if (!value) {
     if (!feature.has_default) return refuse(Reason::kMissingField, feature.field);
-    feature.keys.push_back(feature.default_key);
+    feature.keys.insert(feature.keys.end(), feature.default_keys.begin(), feature.default_keys.end());
     return true;
   }
   if (value->id_reason != Reason::kNone) return refuse(value->id_reason, feature.field, value->id_position);

@@ -286,16 +286,15 @@ def _classes(column: pa.Array, positive: str, name: str) -> tuple[NDArray[np.flo
         found, blank = pc.equal(column, positive), pc.is_in(column, pa.array(sorted(BLANKS), column.type))
         missing = null_mask(column) | pc.fill_null(pc.and_not(blank, found), True).to_numpy(zero_copy_only=False)
         return pc.fill_null(found, False).to_numpy(zero_copy_only=False).astype(np.float64), missing
-    if pa.types.is_boolean(column.type):
-        column = pc.equal(column, positive == "true") if positive in ("true", "false") else pc.and_(column, False)
-        return floats(column)
-    if not is_numeric(column.type) and not pa.types.is_null(column.type):
+    is_boolean = pa.types.is_boolean(column.type)
+    if not is_boolean and not is_numeric(column.type) and not pa.types.is_null(column.type):
         raise ConfigError(f"column {name!r} is {column.type}; a label is text, a number or a boolean")
     values, missing = floats(column)
     try:
-        return np.where(np.isfinite(values), values == float(positive), values).astype(np.float64), missing
+        number = float(positive)
     except ValueError:
-        return np.where(np.isfinite(values), 0.0, values), missing
+        number = {"true": 1.0, "false": 0.0}.get(positive, np.nan) if is_boolean else np.nan
+    return np.where(np.isfinite(values), values == number, values).astype(np.float64), missing
 
 
 def null_mask(column: pa.Array) -> NDArray[np.bool_]:
@@ -561,18 +560,20 @@ class ColumnReader:
     ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
         """Keys and offsets of one feature."""
         name, samples = feature.field_name, table.num_rows
-        default = None if feature.default is None else hash_bytes(str(feature.default).encode())
+        default = [hash_bytes(one.encode()) for one in feature.default_ids or ()]
         if not has_column(table, name):
-            return np.full(samples, default, np.uint64), np.arange(samples + 1, dtype=np.int32)
+            return np.array(default * samples, np.uint64), np.arange(samples + 1, dtype=np.int32) * len(default)
         column = get_column(table, name)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         missing = null_mask(column)
-        if default is None:
+        if feature.default_ids is None:
             refused.add(missing, "missing_field", name)
         if not is_list(column.type):
             keys, too_long = hash_ids(column, name, self._schema.max_id_bytes)
             refused.add(too_long, "id_too_long", name)
+            if feature.default == ():
+                return keys[~missing], np.cumsum([0, *~missing], dtype=np.int32)
             keys[missing] = default or 0
             return keys, np.arange(samples + 1, dtype=np.int32)
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -583,9 +584,9 @@ class ColumnReader:
         bad = bad[np.unique(owner[bad], return_index=True)[1]]  # the first of each sample
         for mask, reason in ((nulls, "wrong_type"), (too_long, "id_too_long")):
             refused.add(np.bincount(owner[bad[mask[bad]]], minlength=samples) > 0, reason, name)
-        if default is not None and missing.any():
+        if default and missing.any():
             ends = np.cumsum(lengths)
-            keys = np.insert(keys, ends[missing], np.uint64(default))
+            keys = np.insert(keys, ends[missing], np.uint64(default[0]))
             lengths = lengths + missing
         return _truncate(keys, lengths, feature.max_length)
 

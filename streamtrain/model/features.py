@@ -1,7 +1,7 @@
 """Features and labels: what a field of a sample becomes."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, TypeGuard
 
@@ -116,7 +116,7 @@ class Categorical(Embedded):
         table: table to share with other features; default: name.
         combiner: how several rows become one; None: a padded sequence.
         max_length: ids per sample at most; of a longer list the last ones are kept. None: no limit.
-        default: id to use where the field is missing or null; None: such a sample is refused.
+        default: id to use where the field is missing or null; []: there are no ids; None: such a sample is refused.
         init: birth values of rows; default `Uniform(0.05)`.
         dtype: storage of embeddings; default float32. 16-bit rows are rounded stochastically.
         min_count: occurrences before a row is stored; until then its birth value is read. Default 1.
@@ -130,13 +130,24 @@ class Categorical(Embedded):
 
     _: KW_ONLY
     field: str | None = None
-    default: str | int | None = None
+    default: str | int | Sequence[str | int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name("field", self.field_name)
+        if isinstance(self.default, list | tuple):
+            self._check(not self.default, "default", "an id (text or integer), [] or None")
+            object.__setattr__(self, "default", ())  # features are hashed
+            return
         good = self.default is None or (isinstance(self.default, str | int) and not isinstance(self.default, bool))
-        self._check(good, "default", "an id (text or integer) or None")
+        self._check(good, "default", "an id (text or integer), [] or None")
+
+    @property
+    def default_ids(self) -> list[str] | None:
+        """The ids of a sample that lacks the field, one or none; None: it is refused."""
+        if self.default is None:
+            return None
+        return [] if self.default == () else [str(self.default)]
 
     @property
     def field_name(self) -> str:

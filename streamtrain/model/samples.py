@@ -158,7 +158,7 @@ def _decoder(model: Model, max_message_bytes: int) -> Decoder:
             CategoricalSpec(
                 one.field_name,
                 max_length=one.max_length or 0,
-                default=None if one.default is None else str(one.default),
+                default=one.default_ids,
             )
             for one in schema.categoricals
         ],

@@ -264,7 +264,7 @@ def _meaning(feature: Feature | Cells, option: str) -> object:
     value = getattr(feature, option)
     if isinstance(feature, Numeric):
         return float(value) if is_number(value) else value
-    return str(value) if option == "default" and value is not None else value
+    return str(value) if option == "default" and value not in (None, ()) else value
 
 
 def _tables(features: Sequence[Embedded]) -> tuple[TableSpec, ...]:

@@ -108,7 +108,7 @@ class Inspector:
     def _ids(self, message: bytes) -> list[str]:
         """All that may be an id of a sample that has been accepted."""
         sample = json.loads(message.decode("utf-8", "surrogatepass"), parse_int=str, parse_float=str)
-        ids = [one.default for one in self._schema.categoricals if one.default is not None]
+        ids = [id for one in self._schema.categoricals for id in one.default_ids or ()]
         for one in self._schema.categoricals:
             value = sample.get(one.field_name)
             ids += value if isinstance(value, list) else [value]

@@ -275,11 +275,11 @@ class Advisor:
         for f, one in enumerate(schema.embedded):
             if f in self._varying or not isinstance(one, Categorical):
                 continue
-            key, default = self._constant_ids.get(f), one.default
+            key, default = self._constant_ids.get(f), one.default_ids
             if key is None:
                 what = "has no ids in any sample"
-            elif default is not None and key == hash_bytes(str(default).encode()):
-                what = f"is missing in all samples (or always its default, {default!r})"
+            elif default and key == hash_bytes(default[0].encode()):
+                what = f"is missing in all samples (or always its default, {one.default!r})"
             else:
                 what = "has the same id in all samples"
             found.append(_useless(one.name, one.field_name, what))

@@ -22,8 +22,8 @@ SAMPLES = [
 
 def decode() -> Iterator[bytes]:
     """Each sample by every schema with and without labels, and all of them as one batch."""
-    for choice in range(3):
-        for first in (bytes([choice]), bytes([129 + choice])):  # see decode.cc
+    for choice in range(4):
+        for first in (bytes([choice]), bytes([128 + choice])):  # see decode.cc
             yield first + b"\xff".join(SAMPLES)
             yield from (first + sample for sample in SAMPLES)
 
@@ -51,7 +51,7 @@ def tensors() -> Iterator[bytes]:
     }
     inference = b"\x0a\x01a\x12\x05BYTES\x1a\x01\x02\x2a\x06\x42\x01x\x42\x01y"
     raw = b"\x0a\x01a\x12\x05INT64\x1a\x02\x01\x02" + struct.pack("<2q", 7, -8)
-    for choice in (0, 0x40, 0xC0, 1, 0x41, 0xC1, 2):
+    for choice in (0, 0x40, 0xC0, 1, 0x41, 0xC1, 2, 0x83):
         given = [(field, 0, data) for field, data in proto.items()]
         given += [
             (2, 0, b"\x08\x07\x12\x08\x12\x02\x08\x02\x12\x02\x08\x02\x42\x01a"),

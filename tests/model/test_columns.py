@@ -255,20 +255,21 @@ def test_lists_of_every_kind(kind: Callable[[Any], Any], of: pa.DataType, skip: 
 
 
 @pytest.mark.parametrize("kind", [pa.list_, pa.large_list, lambda of: pa.list_(of, 2)])
-@pytest.mark.parametrize("default", [None, "nobody"])
-def test_null_lists(kind: Callable[[Any], Any], default: str | None) -> None:
+@pytest.mark.parametrize("default", [None, "nobody", []])
+def test_null_lists(kind: Callable[[Any], Any], default: Any) -> None:
     column = pa.array([["a", "b"], None, ["c", "d"], None], kind(pa.string()))
     batch, bad = read(reader(stm.Categorical("u", 4, default=default), with_labels=False), {"u": column})
     if default is None:
         assert ids(batch) == keys(["a", "b"], ["c", "d"])
         assert bad == [(1, "missing_field", "u"), (3, "missing_field", "u")]
     else:
-        assert ids(batch) == keys(["a", "b"], ["nobody"], ["c", "d"], ["nobody"])
+        filled = [default] if default else []
+        assert ids(batch) == keys(["a", "b"], filled, ["c", "d"], filled)
         assert not bad
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.dictionary(pa.int32(), pa.string()), pa.null()])
-@pytest.mark.parametrize("default", [None, "nobody", 5])
+@pytest.mark.parametrize("default", [None, "nobody", 5, []])
 def test_null_ids(kind: pa.DataType, default: Any) -> None:
     column = pa.nulls(2, kind)
     batch, bad = read(reader(stm.Categorical("u", 4, default=default), with_labels=False), {"u": column})
@@ -276,7 +277,13 @@ def test_null_ids(kind: pa.DataType, default: Any) -> None:
         assert len(batch) == 0
         assert bad == [(0, "missing_field", "u"), (1, "missing_field", "u")]
     else:
-        assert ids(batch) == keys([default], [default])
+        assert ids(batch) == (keys([default], [default]) if default else keys([], []))
+
+
+def test_an_id_beside_those_that_are_missing() -> None:
+    batch, bad = read(reader(stm.Categorical("u", 4, default=[]), with_labels=False), {"u": [None, "a", None, "b"]})
+    assert ids(batch) == keys([], ["a"], [], ["b"])
+    assert not bad
 
 
 def test_nulls_in_dictionaries() -> None:
@@ -318,10 +325,11 @@ def test_id_too_long_within_a_list_that_is_cut() -> None:
     assert bad == [(0, "id_too_long", "u")]
 
 
-def test_missing_column_with_a_default() -> None:
-    made = reader(stm.Categorical("u", 4, default=77), stm.Numeric("x", default=2.5, transform=None), with_labels=False)
-    batch, bad = read(made, {"other": [1, 2]})
-    assert ids(batch) == keys(["77"], ["77"])
+@pytest.mark.parametrize("default", [77, []])
+def test_missing_column_with_a_default(default: Any) -> None:
+    features = (stm.Categorical("u", 4, default=default), stm.Numeric("x", default=2.5, transform=None))
+    batch, bad = read(reader(*features, with_labels=False), {"other": [1, 2]})
+    assert ids(batch) == (keys([77], [77]) if default else keys([], []))
     assert batch.numeric.tolist() == [[2.5], [2.5]]
     assert not bad
 
@@ -396,6 +404,7 @@ def test_numbers_that_are_missing_or_not_finite() -> None:
         (np.array([1.0, -1.0, math.nan, math.nan, 2.0]), 1),
         ([1, -1, None, None, 0], 1),
         ([True, False, None, None, False], "true"),
+        ([True, False, None, None, False], 1),
     ],
 )
 def test_a_positive_class(column: Any, positive: str | int) -> None:

@@ -430,6 +430,8 @@ def test_fingerprint_does_not_change_with_the_way_of_writing(position: int, opti
 def test_default_is_the_id_that_it_spells() -> None:
     assert changed(0, default=77) == changed(0, default="77")
     assert changed(0, default=None) != changed(0, default="None")
+    assert changed(0, default=[]) == changed(0, default=())
+    assert changed(0, default=[]) not in (changed(0, default=None), changed(0, default=""), changed(0, default="()"))
 
 
 # --- model ---

@@ -254,9 +254,8 @@ def schemas(draw: st.DrawFn) -> Schema:
     defaults = st.none() | st.sampled_from([0.0, -1.5])
     stddevs = st.sampled_from([0.5, 3.0, 1e-30])
     numerics = st.builds(Numeric, fields, defaults, transforms, st.sampled_from([0.0, 2.5]), stddevs)
-    categoricals = draw(
-        st.lists(st.builds(Categorical, fields, lengths, st.none() | st.sampled_from(TEXTS[:6])), max_size=5)
-    )
+    defaults_of_ids = st.none() | st.lists(st.sampled_from(TEXTS[:6]), max_size=1).map(tuple)
+    categoricals = draw(st.lists(st.builds(Categorical, fields, lengths, defaults_of_ids), max_size=5))
     crosses: list[Cross] = []
     if categoricals:
         indices = st.lists(st.integers(0, len(categoricals) - 1), min_size=2, max_size=4).map(tuple)
@@ -277,7 +276,7 @@ def schemas(draw: st.DrawFn) -> Schema:
 
 SCHEMA = Schema(
     labels=(Label("label"), Label("dwell", "count", optional=True)),
-    categoricals=(Categorical("user"), Categorical("item", default="none"), Categorical("genres", max_length=3)),
+    categoricals=(Categorical("user"), Categorical("item", default=("none",)), Categorical("genres", max_length=3)),
     crosses=(Cross("user_x_genres", (0, 2)),),
     numerics=(Numeric("price"), Numeric("age", default=30, transform="log1p")),
     time="ts",
@@ -516,7 +515,8 @@ def test_cross_of_long_lists_is_refused() -> None:
 )
 def test_more_ids_than_a_sample_may_have_are_refused(a: int, b: int, field: str | None) -> None:
     """All count that are asked for: of a list as many as max_length leaves, and a default."""
-    categoricals = (Categorical("a"), Categorical("b"), Categorical("cut", max_length=1), Categorical("d", default=""))
+    of_list = Categorical("cut", max_length=1)
+    categoricals = (Categorical("a"), Categorical("b"), of_list, Categorical("d", default=("",)))
     message = json.dumps({"a": list(range(a)), "b": list(range(b)), "cut": list(range(20_000))}).encode()
     assert errors_of(message, Schema(categoricals=categoricals)) == (field and ("too_many_ids", field, -1))
 
@@ -729,7 +729,10 @@ def test_messages_are_bytes(messages: Any) -> None:
         (lambda: make_decoder(Schema(numerics=(Numeric("x", transform="standardize", stddev=0),))), "positive"),
         (lambda: make_decoder(Schema(numerics=(Numeric("x", default=float("nan")),))), "not finite"),
         (lambda: make_decoder(Schema(numerics=(Numeric("x", default=1e39),))), "not finite"),
-        (lambda: make_decoder(Schema(categoricals=(Categorical("x", default="y" * 257),))), "longer than max_id_bytes"),
+        (
+            lambda: make_decoder(Schema(categoricals=(Categorical("x", default=("y" * 257,)),))),
+            "longer than max_id_bytes",
+        ),
         (
             lambda: make_decoder(Schema(categoricals=(Categorical("x"),), crosses=(Cross("c", (0,)),))),
             "between 2 and 8",
@@ -760,7 +763,8 @@ def test_arrays_outlive_their_decoder() -> None:
     ("positive", "values", "expected"),
     [
         ("yes", ['"yes"', '"no"', '"Yes"', "1", "true"], [1, 0, 0, 0, 0]),
-        ("1", ["1", "-1", "1.0", '"1"', "2", "1e0", "true"], [1, 0, 1, 1, 0, 1, 0]),
+        ("1", ["1", "-1", "1.0", '"1"', "2", "1e0", "true", "false"], [1, 0, 1, 1, 0, 1, 1, 0]),
+        ("0", ["0", "false", "1", "true"], [1, 1, 0, 0]),
         ("true", ["true", "false", '"true"', '"True"'], [1, 0, 1, 0]),
         (">50K", ['">50K"', '"<=50K"'], [1, 0]),
         ("-", ['"-"', '"+"'], [1, 0]),

@@ -26,7 +26,7 @@ class Label:
 class Categorical:
     field: str
     max_length: int = 0
-    default: str | None = None
+    default: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -225,11 +225,11 @@ def label_of(label: Label, value: Any, max_id_bytes: int) -> float:
 
 def class_of(label: Label, positive: str, value: Any, max_id_bytes: int) -> float:
     """Return 1 for the positive class, 0 for another."""
+    is_number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", positive, re.ASCII)
     if isinstance(value, bool):
-        return float(positive == ("true" if value else "false"))
+        return float(positive == ("true" if value else "false") or bool(is_number and float(positive) == value))
     if isinstance(value, Integer | Real):
         number = number_of(label.field, value)
-        is_number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", positive, re.ASCII)
         return float(bool(is_number) and number == float(positive))
     if type(value) is not str:
         raise Refused("wrong_type", field=label.field)
@@ -260,7 +260,7 @@ def ids_of(spec: Categorical, value: Any, max_id_bytes: int) -> list[int]:
     if value is None:
         if spec.default is None:
             raise Refused("missing_field", field=spec.field)
-        return [key_of(spec.default)]
+        return [key_of(one) for one in spec.default]
     keys = []
     for item in value if isinstance(value, list) and not isinstance(value, Pairs) else [value]:
         if not isinstance(item, str) or isinstance(item, Real):

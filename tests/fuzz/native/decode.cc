@@ -65,7 +65,7 @@ void check_alone(const Columns& batch, size_t row, size_t refusal, bool refused,
 
 void run(const uint8_t* data, size_t size) {
   if (size == 0) return;
-  const size_t which = data[0] % 3;
+  const size_t which = data[0] % kSpecs;
   const bool with_labels = data[0] & 0x80;
   std::vector<std::string_view> messages;
   const auto* at = reinterpret_cast<const char*>(data + 1);
@@ -75,7 +75,7 @@ void run(const uint8_t* data, size_t size) {
     messages.emplace_back(at, static_cast<size_t>(stop - at));
     at = stop == end ? end : stop + 1;
   }
-  static std::unique_ptr<Decoder> lasting[3];
+  static std::unique_ptr<Decoder> lasting[kSpecs];
   if (!lasting[which]) lasting[which] = std::make_unique<Decoder>(spec_of(which));
   Decoder fresh(spec_of(which));
   std::vector<Source> sources;

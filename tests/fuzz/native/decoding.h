@@ -10,12 +10,14 @@
 
 namespace streamtrain::fuzz {
 
+inline std::vector<std::string> one(std::string id) { return {std::move(id)}; }
+
 // Of tests/fuzz/readers/samples.py too, where each is held against the oracle.
 inline DecoderSpec usual() {
   using Transform = NumericSpec::Transform;
   DecoderSpec spec{};
   spec.labels = {{"label", LabelSpec::Kind::kBinary, false}, {"dwell", LabelSpec::Kind::kCount, true}};
-  spec.categoricals = {{"user", 0, {}}, {"item", 0, "none"}, {"genres", 3, {}}};
+  spec.categoricals = {{"user", 0, {}}, {"item", 0, one("none")}, {"genres", 3, {}}};
   spec.crosses = {{"user_x_genres", {0, 2}, 0}};
   spec.numerics = {{"price", {}, Transform::kNone, 0, 1}, {"age", 30.0, Transform::kLog1p, 0, 1}};
   spec.time = "ts";
@@ -32,8 +34,8 @@ inline DecoderSpec hard() {
   using Transform = NumericSpec::Transform;
   DecoderSpec spec{};
   spec.labels = {{"a", LabelSpec::Kind::kReal, true}};
-  spec.categoricals = {{"a", 2, "0"}, {"b", 0, {}}, {"", 1, ""}, {"qu\"ote", 0, "x"}};
-  spec.categoricals.push_back({std::string("nul\0", 4), 7, "y"});
+  spec.categoricals = {{"a", 2, one("0")}, {"b", 0, {}}, {"", 1, one("")}, {"qu\"ote", 0, one("x")}};
+  spec.categoricals.push_back({std::string("nul\0", 4), 7, std::vector<std::string>{}});
   spec.crosses = {{"x1", {0, 1, 2}, 2}, {"x2", {1, 1}, 0}};
   spec.numerics = {{"a", 0.0, Transform::kStandardize, 2.5, 0.5}, {"b", 1.0, Transform::kNone, 0, 1}};
   spec.time = "a";
@@ -54,7 +56,20 @@ inline DecoderSpec empty() {
   return spec;
 }
 
-inline DecoderSpec spec_of(size_t which) { return which == 0 ? usual() : which == 1 ? hard() : empty(); }
+// Labels that have a positive class, and times that are milliseconds.
+inline DecoderSpec classes() {
+  DecoderSpec spec = empty();
+  spec.labels = {{"label", LabelSpec::Kind::kBinary, true, "1"}, {"user", LabelSpec::Kind::kBinary, false, "u1"}};
+  spec.time = "ts";
+  spec.time_format.per_second = 1e3;
+  return spec;
+}
+
+inline constexpr size_t kSpecs = 4;
+
+inline DecoderSpec spec_of(size_t which) {
+  return which == 0 ? usual() : which == 1 ? hard() : which == 2 ? empty() : classes();
+}
 
 inline bool equal(const std::vector<float>& a, const std::vector<float>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);

@@ -73,7 +73,7 @@ void run(Input input) {
   if (samples.size() > kMostSamples || samples.width() > kMostValues) return;
   std::vector<std::string> texts;
   for (size_t i = 0; i < samples.size(); ++i) texts.push_back(samples.json(i));
-  DecoderSpec spec = spec_of(choice % 3);
+  DecoderSpec spec = spec_of(choice % kSpecs);
   spec.max_message_bytes = 1 << 20;  // tensors have no message
   Decoder decoder(spec);
   const std::vector<Source> given = {{"x"}, {{}, &samples}};

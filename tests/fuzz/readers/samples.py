@@ -13,11 +13,11 @@ _MOST_MESSAGES = 4
 HARD = Schema(
     labels=(Label("a", "real", optional=True),),
     categoricals=(
-        Categorical("a", 2, "0"),
+        Categorical("a", 2, ("0",)),
         Categorical("b"),
-        Categorical("", 1, ""),
-        Categorical('qu"ote', 0, "x"),
-        Categorical("nul\0", 7, "y"),
+        Categorical("", 1, ("",)),
+        Categorical('qu"ote', 0, ("x",)),
+        Categorical("nul\0", 7, ()),
     ),
     crosses=(Cross("x1", (0, 1, 2), 2), Cross("x2", (1, 1))),
     numerics=(Numeric("a", 0.0, "standardize", 2.5, 0.5), Numeric("b", 1.0)),
@@ -27,7 +27,14 @@ HARD = Schema(
     max_ids=6,
     max_depth=3,
 )
-_SCHEMAS = [SCHEMA, HARD, Schema(max_depth=256)]
+_CLASSES = Schema(
+    labels=(Label("label", optional=True, positive="1"), Label("user", positive="u1")),
+    time="ts",
+    per_second=1e3,
+    max_ids=1,
+    max_depth=256,
+)
+_SCHEMAS = [SCHEMA, HARD, Schema(max_depth=256), _CLASSES]
 _DECODERS = [make_decoder(schema) for schema in _SCHEMAS]
 
 
