@@ -226,8 +226,6 @@ def _check_model(publication: Publication, spec: Spec, model: Model) -> None:
 
 def _lookup_hindered(model: Model, tables: Mapping[str, Table]) -> str | None:
     """Why there can be no SavedModel that looks rows up itself; None: there can."""
-    if model.schema.crosses:
-        return f"crosses, here {model.schema.crosses[0].name!r}, cannot be looked up in a graph"
     size = sum(len(table) * (8 + 4 * table.dim) for table in tables.values())
     if size > MAX_SERVING_BYTES:
         return f"its rows would take {size >> 20} MiB of memory, and {MAX_SERVING_BYTES >> 20} MiB are the limit"

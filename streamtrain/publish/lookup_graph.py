@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain.model.features import MAX_CELL_BITS, Categorical, Cells, Numeric
+from streamtrain.model.features import MAX_CELL_BITS, Categorical, Cells, Cross, Embedded, Numeric
 from streamtrain.model.model import Model
+from streamtrain.model.schema import Schema
 from streamtrain.store.publication import Floats
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 _GOLDEN = 0x9E3779B97F4A7C15
 _STRIPE = 32
+_MAX_COMBINATIONS = 4096  # of a cross in one sample, as in `_native/cross.h`
+_NO_CELL = 1  # id of the cell where a number is missing, as in `_native/cell.h`
 
 Rows = tuple[NDArray[np.uint64], Floats]
 """Keys [n] and rows [n, dim]."""
@@ -67,14 +70,48 @@ def hash_texts(texts: "tf.Tensor", longest: int) -> "tf.Tensor":
     lanes = tf.bitcast(tf.reshape(data, [-1, stripes, 4, 8]), tf.uint64)
     full = sizes // _STRIPE
     zero = tf.zeros_like(tf.cast(sizes, tf.uint64))
-    accs = [zero + _u64(one) for one in (_PRIMES[0] + _PRIMES[1], _PRIMES[1], 0, -_PRIMES[0])]
+    accs = _first_accs(zero)
     for i in range(stripes - 1):
         accs = [tf.where(full > i, _round(acc, lanes[:, i, j]), acc) for j, acc in enumerate(accs)]
-    long = sum((_rotate(acc, bits) for acc, bits in zip(accs, (1, 7, 12, 18), strict=True)), zero)
-    for acc in accs:
-        long = tf.bitwise.bitwise_xor(long, _round(zero, acc)) * _u64(_PRIMES[0]) + _u64(_PRIMES[3])
-    h = tf.where(full > 0, long, zero + _u64(_PRIMES[4])) + tf.cast(sizes, tf.uint64)
+    h = tf.where(full > 0, _merge(accs), zero + _u64(_PRIMES[4])) + tf.cast(sizes, tf.uint64)
     return _avalanche(_hash_rest(h, tf.gather(data, full, batch_dims=1), sizes % _STRIPE))
+
+
+def hash_words(words: "tf.Tensor") -> "tf.Tensor":
+    """XXH64 (seed 0) of the bytes of uint64 [n, k], little-endian, uint64 [n]."""
+    import tensorflow as tf
+
+    columns = tf.unstack(words, axis=1)
+    zero, whole = tf.zeros_like(columns[0]), len(columns) // 4 * 4
+    accs = _first_accs(zero)
+    for i in range(0, whole, 4):
+        accs = [_round(acc, column) for acc, column in zip(accs, columns[i : i + 4], strict=True)]
+    h = (_merge(accs) if whole else zero + _u64(_PRIMES[4])) + _u64(8 * len(columns))
+    for column in columns[whole:]:
+        h = _hash_word(h, column)
+    return _avalanche(h)
+
+
+def _first_accs(zero: "tf.Tensor") -> list["tf.Tensor"]:
+    return [zero + _u64(one) for one in (_PRIMES[0] + _PRIMES[1], _PRIMES[1], 0, -_PRIMES[0])]
+
+
+def _merge(accs: Sequence["tf.Tensor"]) -> "tf.Tensor":
+    """What stripes make, of which there was one at least."""
+    import tensorflow as tf
+
+    zero = tf.zeros_like(accs[0])
+    h = sum((_rotate(acc, bits) for acc, bits in zip(accs, (1, 7, 12, 18), strict=True)), zero)
+    for acc in accs:
+        h = tf.bitwise.bitwise_xor(h, _round(zero, acc)) * _u64(_PRIMES[0]) + _u64(_PRIMES[3])
+    return h
+
+
+def _hash_word(h: "tf.Tensor", word: "tf.Tensor") -> "tf.Tensor":
+    import tensorflow as tf
+
+    mixed = tf.bitwise.bitwise_xor(h, _round(tf.zeros_like(h), word))
+    return _rotate(mixed, 27) * _u64(_PRIMES[0]) + _u64(_PRIMES[3])
 
 
 def _hash_rest(h: "tf.Tensor", rest: "tf.Tensor", sizes: "tf.Tensor") -> "tf.Tensor":
@@ -84,8 +121,7 @@ def _hash_rest(h: "tf.Tensor", rest: "tf.Tensor", sizes: "tf.Tensor") -> "tf.Ten
     xor, p = tf.bitwise.bitwise_xor, _PRIMES
     words = tf.bitcast(tf.reshape(rest, [-1, 4, 8]), tf.uint64)
     for i in range(3):
-        mixed = _rotate(xor(h, _round(tf.zeros_like(h), words[:, i])), 27) * _u64(p[0]) + _u64(p[3])
-        h = tf.where(sizes // 8 > i, mixed, h)
+        h = tf.where(sizes // 8 > i, _hash_word(h, words[:, i]), h)
     at = sizes // 8
     halves = tf.cast(tf.bitcast(tf.reshape(rest, [-1, 8, 4]), tf.uint32), tf.uint64)
     half = tf.gather(halves, 2 * at, batch_dims=1)
@@ -133,7 +169,7 @@ def write_lookup_graph(
     """Writes a SavedModel whose inputs are the fields of a sample.
 
     Args:
-        model: whose weights are those of the publication; without crosses.
+        model: whose weights are those of the publication.
         tables: the tables of its spec.
         rows: all rows, by table.
         predict: from the graph's named inputs to its outputs.
@@ -157,18 +193,21 @@ def write_lookup_graph(
     for feature in model.schema.categoricals:
         fields[feature.field_name] = tf.TensorSpec(None, tf.string, name=feature.field_name)
 
+    def look_up(feature: Embedded, keys: "tf.Tensor") -> "tf.Tensor":
+        return _look_up(keys, held.tables[feature.table_name], specs[feature.table_name])
+
     def serve(inputs: dict[str, Any]) -> dict[str, Any]:
         named: dict[str, Any] = {}
-        for feature in model.schema.categoricals:
-            named |= _embed(
-                feature, inputs[feature.field_name], held.tables, specs[feature.table_name], model.schema.max_id_bytes
-            )
+        keys = {one.name: _keys(one, inputs[one.field_name], model.schema) for one in model.schema.categoricals}
+        keys |= {one.name: _cross(one, [keys[name] for name in one.of]) for one in model.schema.crosses}
+        for feature in model.schema.embedded:
+            if not isinstance(feature, Cells):
+                named |= _pool(feature, keys[feature.name], look_up(feature, keys[feature.name].values))
         for number in model.schema.numerics:
-            named[number.name] = _transform(number, inputs[number.field_name])
-            if number.cells:
-                named[number.cells.name] = _embed_cells(
-                    number.cells, inputs[number.field_name], held.tables, specs[number.cells.table_name]
-                )
+            values, missing = _numbers(number, inputs[number.field_name])
+            named[number.name] = tf.cast(_transform(number, values), tf.float32)[:, None]
+            if cells := number.cells:
+                named[cells.name] = _pool_cells(cells, look_up(cells, _cell_keys(cells, values, missing)), missing)
         return predict(named)
 
     archive = keras.export.ExportArchive()
@@ -178,10 +217,8 @@ def write_lookup_graph(
     archive.write_out(str(folder), verbose=False)
 
 
-def _embed(
-    feature: Categorical, ids: "tf.Tensor", tables: Mapping[str, Any], table: Mapping[str, Any], longest: int
-) -> dict[str, Any]:
-    """The inputs of a feature, of ids [n] or [n, k]; of the latter, empty ones are padding."""
+def _keys(feature: Categorical, ids: "tf.Tensor", schema: Schema) -> "tf.RaggedTensor":
+    """The keys of a feature by sample, of ids [n] or [n, k]; of the latter, empty ones are padding."""
     import tensorflow as tf
 
     is_one = tf.rank(ids) == 1
@@ -189,41 +226,81 @@ def _embed(
     lists = tf.ragged.boolean_mask(ids, (ids != "") | is_one)
     if feature.max_length is not None:
         lists = lists[:, -feature.max_length :]
-    rows = _look_up(hash_texts(lists.values, longest), tables[feature.table_name], table)
-    lengths = lists.row_lengths()
+    return lists.with_values(hash_texts(lists.values, schema.max_id_bytes))
+
+
+def _cross(cross: Cross, lists: Sequence["tf.RaggedTensor"]) -> "tf.RaggedTensor":
+    """The keys of a cross by sample; the last list varies fastest."""
+    import tensorflow as tf
+
+    most = tf.reduce_prod([one.row_lengths() for one in lists], 0)
+    said = f"cross {cross.name!r} has at most {_MAX_COMBINATIONS} combinations"
+    with tf.control_dependencies([tf.debugging.assert_less_equal(most, tf.cast(_MAX_COMBINATIONS, most.dtype), said)]):
+        owners = tf.identity(lists[0].value_rowids())
+    words = lists[0].values[:, None]
+    for one in lists[1:]:
+        times = tf.gather(one.row_lengths(), owners)
+        of = tf.repeat(tf.range(tf.size(times)), times)
+        owners = tf.gather(owners, of)
+        within = tf.range(tf.size(of, tf.int64)) - tf.gather(tf.cumsum(times, exclusive=True), of)
+        last = tf.gather(one.values, tf.gather(one.row_starts(), owners) + within)
+        words = tf.concat([tf.gather(words, of), last[:, None]], 1)
+    keys = tf.RaggedTensor.from_value_rowids(hash_words(words), owners, lists[0].nrows())
+    return keys if cross.max_length is None else keys[:, -cross.max_length :]
+
+
+def _pool(feature: Embedded, keys: "tf.RaggedTensor", rows: "tf.Tensor") -> dict[str, Any]:
+    """The inputs of a feature, of the rows of all its keys."""
+    import tensorflow as tf
+
+    lengths = keys.row_lengths()
     if feature.combiner is None:
         assert feature.max_length is not None  # the schema requires it
-        padded_rows = lists.with_values(rows).to_tensor(shape=[None, feature.max_length, feature.dim])
+        padded_rows = keys.with_values(rows).to_tensor(shape=[None, feature.max_length, feature.dim])
         return {feature.name: padded_rows, f"{feature.name}_mask": tf.sequence_mask(lengths, feature.max_length)}
-    total = tf.math.unsorted_segment_sum(rows, lists.value_rowids(), lists.nrows())
+    total = tf.math.unsorted_segment_sum(rows, keys.value_rowids(), keys.nrows())
     count = tf.maximum(tf.cast(lengths, tf.float32), 1.0)[:, None]
     scale = {"sum": tf.ones_like(count), "mean": count, "sqrtn": tf.sqrt(count)}[feature.combiner]
     return {feature.name: tf.ensure_shape(total / scale, [None, feature.dim])}
 
 
-def _embed_cells(cells: Cells, values: "tf.Tensor", tables: Mapping[str, Any], table: Mapping[str, Any]) -> "tf.Tensor":
-    """The input of the cells of numbers [n] or [n, 1]."""
+def _numbers(number: Numeric, given: "tf.Tensor") -> tuple["tf.Tensor", "tf.Tensor"]:
+    """The numbers [n], float64, of a field [n] or [n, 1] that may also be one of ids, and which are missing."""
+    import tensorflow as tf
+
+    given = tf.reshape(given, [-1])
+    if given.dtype == tf.string:
+        values = tf.strings.to_number(tf.where(given == "", "nan", given), tf.float64)
+    else:
+        values = tf.cast(given, tf.float64)
+    missing = tf.math.is_nan(values)
+    if number.default is not None:
+        values = tf.where(missing, tf.cast(number.default, tf.float64), values)
+    return values, missing
+
+
+def _cell_keys(cells: Cells, values: "tf.Tensor", missing: "tf.Tensor") -> "tf.Tensor":
+    """The keys of the cells of numbers [n], as many for each as there are sizes."""
     import tensorflow as tf
 
     shift = tf.bitwise
-    numbers = tf.reshape(values, [-1])
+    numbers = tf.cast(values, tf.float32)
     raw = tf.cast(tf.bitcast(tf.where(numbers == 0.0, 0.0, numbers), tf.uint32), tf.uint64)  # -0 is 0
     ids = [
         shift.bitwise_or(_u64(1 << (9 + bits)), shift.right_shift(raw, _u64(MAX_CELL_BITS - bits)))
         for bits in cells.bits
     ]
-    keys = _hash_word(tf.reshape(tf.stack(ids, 1), [-1]))
-    rows = tf.reshape(_look_up(keys, tables[cells.table_name], table), [-1, len(cells.bits), cells.dim])
-    return tf.reduce_sum(rows, 1) / np.float32(math.sqrt(len(cells.bits)))
+    words = tf.where(missing[:, None], _u64(_NO_CELL), tf.stack(ids, 1))
+    return hash_words(tf.reshape(words, [-1, 1]))
 
 
-def _hash_word(words: "tf.Tensor") -> "tf.Tensor":
-    """XXH64 (seed 0) of 8 bytes, little-endian, uint64 [n]."""
+def _pool_cells(cells: Cells, rows: "tf.Tensor", missing: "tf.Tensor") -> "tf.Tensor":
+    """The input of the cells of numbers [n], of which one that is missing has one row, and others one of each size."""
     import tensorflow as tf
 
-    h = tf.zeros_like(words) + _u64(_PRIMES[4] + 8)
-    mixed = tf.bitwise.bitwise_xor(h, _round(tf.zeros_like(words), words))
-    return _avalanche(_rotate(mixed, 27) * _u64(_PRIMES[0]) + _u64(_PRIMES[3]))
+    by_number = tf.reshape(rows, [-1, len(cells.bits), cells.dim])
+    pooled = tf.reduce_sum(by_number, 1) / np.float32(math.sqrt(len(cells.bits)))
+    return tf.where(missing[:, None], by_number[:, 0], pooled)
 
 
 def _look_up(keys: "tf.Tensor", held: Sequence[Any], table: Mapping[str, Any]) -> "tf.Tensor":
@@ -240,9 +317,8 @@ def _look_up(keys: "tf.Tensor", held: Sequence[Any], table: Mapping[str, Any]) -
 def _transform(number: Numeric, values: "tf.Tensor") -> "tf.Tensor":
     import tensorflow as tf
 
-    wide = tf.cast(tf.reshape(values, [-1, 1]), tf.float64)
     if number.transform == "log1p":
-        wide = tf.sign(wide) * tf.math.log1p(tf.abs(wide))
-    elif number.transform == "standardize":
-        wide = (wide - number.mean) / number.stddev
-    return tf.cast(wide, tf.float32)
+        return tf.sign(values) * tf.math.log1p(tf.abs(values))
+    if number.transform == "standardize":
+        return (values - number.mean) / number.stddev
+    return values

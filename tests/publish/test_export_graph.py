@@ -1,9 +1,11 @@
 """The exported graph predicts what the trainer and the server do."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from streamtrain._core import birth, hash_bytes, hash_cells
 from streamtrain.errors import ConfigError
 from streamtrain.model.loader import load_model
 from streamtrain.publish.export import Export
-from streamtrain.publish.lookup_graph import hash_texts, initial_rows
+from streamtrain.publish.lookup_graph import hash_texts, hash_words, initial_rows
 from streamtrain.publish.opening import open_published_model
 from streamtrain.publish.versions import import_checkpoint
 from streamtrain.serve.graph import Graph
@@ -46,7 +48,8 @@ import streamtrain as st
 
 def graph(inputs):
     seen = st.pool_sequence(inputs["seen"], inputs["seen_mask"])
-    x = keras.layers.Concatenate()([inputs["user"], inputs["tags"], seen, inputs["price"], inputs["price_cells"]])
+    rest = [value for name, value in inputs.items() if not name.startswith("seen")]
+    x = keras.layers.Concatenate()([seen, *rest])
     x = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(x))
     return {"label": keras.layers.Dense(1, activation="sigmoid")(keras.layers.Dense(4, activation="relu")(x))}
 
@@ -54,7 +57,12 @@ features = [
     st.Categorical("user", dim=4),
     st.Categorical("tags", dim=3, combiner="sum"),
     st.Categorical("seen", dim=2, combiner=None, max_length=4),
-    st.Numeric("price", transform=None, grid=st.Grid(dim=3, bits=(0, 5))),
+    st.Numeric("price", transform=None, default=0.5, grid=st.Grid(dim=3, bits=(0, 5))),
+    st.Categorical("slot", dim=2),
+    st.Numeric("slot_number", field="slot", default=0.0),
+    st.Cross("by_tag", dim=2, of=("tags", "user")),
+    st.Cross("of_seen", dim=1, of=("seen", "user", "seen", "slot", "tags"), max_length=3, combiner="sum",
+             init=st.Constant(0.0)),
 ]
 model = st.Model(st.Schema(features=features, time="ts", label="label"), graph, keep={0: 0.5})
 other = st.Model(st.Schema(features=[st.Categorical("item", dim=8)], time="ts", label="label"), lambda inputs: (
@@ -78,7 +86,8 @@ def samples(count: int) -> list[dict[str, Any]]:
             "user": f"u{rng.integers(9)}" if i % 5 else "",
             "tags": [f"t{one}" for one in rng.integers(5, size=1 + i % 3)],
             "seen": [int(one) for one in rng.integers(6, size=1 + i % 4)],
-            "price": float(rng.normal()),
+            "price": float(rng.normal()) if i % 7 else None,
+            "slot": i % 4 - 1,
         }
         for i in range(count)
     ]
@@ -87,17 +96,27 @@ def samples(count: int) -> list[dict[str, Any]]:
 def inputs_of(folder: Path, given: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
     """What somebody makes of samples who has nothing but the files."""
     rows: dict[str, dict[int, NDArray[np.float32]]] = {}
-    for table in ("user", "tags", "seen", "price_cells"):
+    for table in ("user", "tags", "seen", "price_cells", "slot", "by_tag", "of_seen"):
         frame = pandas.read_parquet(folder / "tables" / f"{table}.parquet")
         rows[table] = dict(zip(frame["key"].tolist(), frame["embedding"].tolist(), strict=True))
 
     def row(table: str, one: Any) -> NDArray[np.float32]:
         return np.asarray(rows[table][hash_bytes(str(one).encode())], np.float32)
 
-    def cells(number: float) -> NDArray[np.float32]:
-        keys = hash_cells(np.array([number], np.float32), [0, 5]).tolist()
+    def cells(number: float | None) -> NDArray[np.float32]:
+        keys = hash_cells(np.array([np.nan if number is None else number], np.float32), [0, 5]).tolist()
         known = [rows["price_cells"].get(one, np.zeros(3, np.float32)) for one in keys]
-        return np.asarray(np.sum(known, axis=0) / np.sqrt(2), np.float32)
+        return np.asarray(known[0] if number is None else np.sum(known, axis=0) / np.sqrt(2), np.float32)
+
+    def crossed(table: str, *lists: Sequence[Any], last: int | None = None) -> list[NDArray[np.float32]]:
+        of_ids = [*product(*lists)][-(last or 0) :]
+        keys = [b"".join(hash_bytes(str(one).encode()).to_bytes(8, "little") for one in ids) for ids in of_ids]
+        none = [0.0] if table == "of_seen" else None  # of samples that no unit was active for
+        return [np.asarray(rows[table].get(hash_bytes(key), none), np.float32) for key in keys]
+
+    def of_seen(one: Mapping[str, Any]) -> NDArray[np.float32]:
+        lists = (one["seen"][-4:], [one["user"]], one["seen"][-4:], [one["slot"]], one["tags"])
+        return np.asarray(np.sum(crossed("of_seen", *lists, last=3), axis=0), np.float32)
 
     seen, mask = np.zeros((len(given), 4, 2), np.float32), np.zeros((len(given), 4), np.bool_)
     for i, sample in enumerate(given):
@@ -108,7 +127,11 @@ def inputs_of(folder: Path, given: Sequence[Mapping[str, Any]]) -> dict[str, NDA
         "tags": np.stack([np.sum([row("tags", one) for one in sample["tags"]], axis=0) for sample in given]),
         "seen": seen,
         "seen_mask": mask,
-        "price": np.array([[sample["price"]] for sample in given], np.float32),
+        "price": np.array([[0.5 if one["price"] is None else one["price"]] for one in given], np.float32),
+        "slot": np.stack([row("slot", sample["slot"]) for sample in given]),
+        "slot_number": np.array([[np.copysign(np.log1p(abs(one["slot"])), one["slot"])] for one in given], np.float32),
+        "by_tag": np.stack([np.mean(crossed("by_tag", one["tags"], [one["user"]]), axis=0) for one in given]),
+        "of_seen": np.stack([of_seen(one) for one in given]),
         "price_cells": np.stack([cells(sample["price"]) for sample in given]),
     }
 
@@ -139,7 +162,8 @@ def from_ids(folder: Path, requests: Sequence[Sequence[Mapping[str, Any]]], scra
 
     inputs = [
         {name: padded(name, given) for name in ("tags", "seen")}
-        | {name: [one[name] for one in given] for name in ("user", "price")}
+        | {"user": [one["user"] for one in given], "slot": [str(one["slot"]) for one in given]}
+        | {"price": [math.nan if one["price"] is None else one["price"] for one in given]}
         for given in requests
     ]
     (scratch / "inputs.json").write_text(json.dumps(inputs))
@@ -171,6 +195,12 @@ def test_keys_at_the_bounds_of_words_and_stripes(size: int) -> None:
     assert hash_texts(tf.constant([text]), 256).numpy().tolist() == [hash_bytes(text)]
 
 
+@pytest.mark.parametrize("count", range(1, 9))
+def test_keys_of_words(count: int) -> None:
+    words = np.arange(3 * count, dtype=np.uint64).reshape(3, count) * np.uint64(0x9E3779B185EBCA87)
+    assert hash_words(tf.constant(words)).numpy().tolist() == [hash_bytes(one.tobytes()) for one in words]
+
+
 def test_ids_that_are_too_long_are_refused() -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="ids have at most 8 bytes"):
         hash_texts(tf.constant(["123456789"]), 8)
@@ -200,8 +230,8 @@ def test_it_predicts_the_same(valkey: str, tmp_path: Path, file: Path) -> None:
     with open_published_model(publish) as published:
         version = import_checkpoint(published, str(tmp_path / "epochs"), "float32", "ann")
         predictor = Predictor.load(model, Graph(model), RedisOrigin(published), version, "1")
-        new = [{"user": "new", "tags": ["new", "t1"], "seen": [1, 2, 3, 4, 5], "price": 0.5}]
-        new += [{"user": "u" * 100, "tags": [], "seen": [], "price": -1.0}]
+        new = [{"user": "new", "tags": ["new", "t1"], "seen": [1, 2, 3, 4, 5], "price": 0.5, "slot": 9}]
+        new += [{"user": "u" * 100, "tags": [], "seen": [], "price": -1.0, "slot": 0}]
         of_new = predictor.predict(new)
         served = predictor.predict(given)
     learned = learner.predict(given)
