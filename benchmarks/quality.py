@@ -3,6 +3,7 @@
     python benchmarks/quality.py run
     python benchmarks/quality.py run --streams tweets stops --only Vowpal --again --rounds 2
     python benchmarks/quality.py run --streams options
+    python benchmarks/quality.py run --streams rare
     python benchmarks/quality.py list
     python benchmarks/quality.py page
 
@@ -16,6 +17,8 @@ Exits with 1 if a learner failed.
 
 options: what each default is worth on each stream, one changed at a time, and other shapes of models; airlines only in
 their first 400,000. Their AUC and log loss are medians of three seeds.
+
+rare: streams of random numbers, of which few are positive, ten each; figures are their medians.
 
 How learners learn and are timed is in harness/learners.py; the streams are those of streams.py. Airlines, three million
 samples, are run if they are named: --streams "airlines: defaults".
@@ -37,7 +40,7 @@ from typing import Any
 from harness import charts
 from harness.charts import Panel, Point, Series
 from harness.figures import number, table
-from harness.learners import MARKS, SHAPES
+from harness.learners import MARKS, RARE_IDS, SHAPES
 from harness.pages import about, between
 from harness.processes import BENCHMARKS
 from harness.runner import Contestant, Figure, Part, Suite, python
@@ -56,6 +59,7 @@ FIGURES: dict[str, Figure] = {
     **{f"log loss at {mark}": ("log_loss_at", str(mark)) for mark in MARKS},
 }
 OF_OPTIONS: dict[str, Figure] = {"AUC": ("auc",), "log loss": ("log_loss",)}
+OF_RARE: dict[str, Figure] = OF_OPTIONS | {"of the mean's": ("of_mean",), "calibration": ("calibration",)}
 
 PANELS = {  # streams that all learners learn, with the question
     "flights": "15 minutes late?",
@@ -105,6 +109,7 @@ DECAYS = ("1", "0.9995", "0.998", "0.99")  # and that of the defaults, 0.999
 SIZES = (1, 2, 4, 16, 32)  # of micro-batches, beside those of CHANGES and the defaults
 WITH_SIGNAL = tuple(name for name in STREAMS if name != "impressions")
 SEEDS, FIRST = 3, 400_000  # of parts that show options; samples of airlines there
+RARE, RARE_SEEDS, RARE_SIZES = (100, 600, 5_000), 10, (8,)
 BEFORE = (8, 64, 1024)
 DEFAULT = 8
 
@@ -217,6 +222,29 @@ def options_of(stream: str) -> list[Contestant]:
     return made + [ours(shape, "--shape", shape) for shape in [*SHAPES][1:]]
 
 
+def of_rare(every: int, says: str) -> str:
+    """The name of the part of a stream of rare labels."""
+    return f"rare 1:{every}, {says}"
+
+
+def rare(every: int, says: str, environments: Path | None) -> list[Contestant]:
+    """Those that learn rare labels."""
+    fields = ["--stream", f"rare:{every}:{says}", "--categorical", *RARE_IDS, "--seeds", RARE_SEEDS]
+    fields += ["--seconds", ONE_PASS]
+
+    def ours(name: str, *words: object) -> Contestant:
+        command = python(SCRIPT, "streamtrain", *fields, "--shape", NO_GRAPH, *words)
+        return Contestant(name, command, OF_RARE, RARE_SEEDS * ONE_PASS)
+
+    program = program_of("vowpalwabbit", environments)
+    vw = (program or "", *python(SCRIPT, "vw", *fields)[1:])
+    absent = "" if program else "vowpalwabbit: not installed"
+    return [
+        *(ours(micro(size), "--micro-batch", size) for size in RARE_SIZES),
+        Contestant(VW_LINEAR, vw, OF_RARE, RARE_SEEDS * ONE_PASS, absent),
+    ]
+
+
 def program_of(module: str, environments: Path | None) -> str | None:
     """The Python that has a module; None if none has it."""
     own = [environments / "quality" / "bin" / "python"] if environments else []
@@ -258,6 +286,11 @@ def groups(args: argparse.Namespace) -> dict[str, list[Part]]:
         "speed": [
             Part(name, name, learners(name, environments, args.seconds), input=partial(written, name, args.samples))
             for name in PANELS
+        ],
+        "rare": [
+            Part(of_rare(every, says), f"rare labels, 1 in {every:,}, {says}", rare(every, says, environments))
+            for says in ("something", "nothing")
+            for every in RARE
         ],
         "options": [
             Part(of_options(name), f"options on {name}", options_of(name), input=partial(written, name, most))
@@ -380,6 +413,23 @@ def of_decays(found: Mapping[str, Any]) -> str:
 def of_shapes(found: Mapping[str, Any]) -> str:
     """The table of shapes of models."""
     return by_stream(found, "shape", {"one layer of 64": AT_DEFAULTS} | {shape: shape for shape in [*SHAPES][1:]})
+
+
+def of_rare_labels(found: Mapping[str, Any]) -> str:
+    """The table of rare labels."""
+    rows = []
+    for says in ("something", "nothing"):
+        for every in RARE:
+            medians: Medians = found["medians"].get(of_rare(every, says), {})
+            if not medians:
+                continue
+            cells = []
+            for name in (*map(micro, RARE_SIZES), VW_LINEAR):
+                one = medians.get(name, {})
+                shown = (f"{one[figure]:.4f}".removeprefix("0") for figure in ("AUC", "of the mean's") if figure in one)
+                cells.append(", ".join([*shown, *(f"{one['calibration']:.2f}" for _ in one)][:3]))
+            rows.append((f"1 : {every:,}", f"say {says}", *cells))
+    return table(("positive", "features", *map(micro, RARE_SIZES), "VW, linear"), rows)
 
 
 def learners_of(found: Mapping[str, Any]) -> list[str]:

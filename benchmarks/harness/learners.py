@@ -2,9 +2,9 @@
 
     python benchmarks/harness/learners.py streamtrain --stream samples.jsonl --categorical user item --numeric age
 
-quality.py runs it, peers in environments that may lack streamtrain. The stream is a file of JSON lines with `label`.
-All learners are single processes with one thread. With --seeds 3 the stream is learned three times, and figures are
-lists of three.
+quality.py runs it, peers in environments that may lack streamtrain. The stream is a file of JSON lines with `label`, or
+`rare:600:something`, which is made of random numbers (`rare`). All learners are single processes with one thread. With
+--seeds 3 the stream is learned three times, one of random numbers made anew each time, and figures are lists of three.
 
 samples_per_s is per second of CPU, which other processes hardly change: the median over blocks of 1,024 samples. It
 includes predicting and learning ready samples, growing tables, and metrics if the learner keeps them by itself. It
@@ -22,6 +22,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -35,7 +36,9 @@ from numpy.typing import NDArray
 MARKS = (20_000, 50_000, 100_000, 200_000)
 ROWS = 1 << 17  # of the table of Keras, to which ids are hashed
 PARTS = 20  # of a stream, at whose ends LightGBM is trained; figures of "later" begin after the first
-QUALITIES = ("auc", "log_loss", "auc_later", "log_loss_later")
+QUALITIES = ("auc", "log_loss", "auc_later", "log_loss_later", "of_mean", "calibration")
+RARE_SAMPLES = 500_000
+RARE_IDS = {"c0": 10, "c1": 100, "c2": 1_000, "c3": 3_000, "c4": 10_000}  # how many different ones, by field
 BLOCK = 1024  # samples that are timed together; batches divide it
 LONGEST = 30  # list, for Keras
 EPSILON = 1e-6
@@ -385,9 +388,36 @@ def log_loss(predictions: NDArray[np.floating[Any]], labels: NDArray[np.bool_]) 
     return float(-np.log(np.where(labels, p, 1 - p)).mean())
 
 
-def batches(path: str, size: int, most: int | None) -> Iterator[list[bytes]]:
-    """The lines of a file in batches."""
-    with open(path, "rb") as lines:
+def of_mean(predictions: NDArray[np.floating[Any]], labels: NDArray[np.bool_]) -> float:
+    """The log loss divided by that of always predicting the mean label in hindsight."""
+    return log_loss(predictions, labels) / log_loss(np.full(len(labels), labels.mean()), labels)
+
+
+def rare(every: int, says: bool, seed: int) -> Iterator[bytes]:
+    """Samples of five ids as JSON, one positive in about `every`.
+
+    If ids say something, each has a normal effect on the log-odds, of deviation 0.6.
+    """
+    random = np.random.default_rng(seed)
+    ids = {name: random.integers(count, size=RARE_SAMPLES) for name, count in RARE_IDS.items()}
+    logits = np.full(RARE_SAMPLES, -np.log(every - 1))
+    for name, count in RARE_IDS.items() if says else ():
+        effects = random.normal(0, 0.6, count)
+        logits += effects[ids[name]] - 0.6**2 / 2
+    labels = random.random(RARE_SAMPLES) < 1 / (1 + np.exp(-logits))
+    text = "{" + "".join(f'"{name}":%d,' for name in RARE_IDS) + '"ts":0,"label":%d}'
+    for row in zip(*(column.tolist() for column in ids.values()), labels.tolist(), strict=True):
+        yield (text % row).encode()
+
+
+def batches(stream: str, size: int, most: int | None, seed: int = 0) -> Iterator[list[bytes]]:
+    """The samples of a stream in batches."""
+    with ExitStack() as stack:
+        if stream.startswith("rare:"):
+            _, every, says = stream.split(":")
+            lines: Iterable[bytes] = rare(int(every), says == "something", seed)
+        else:
+            lines = stack.enter_context(open(stream, "rb"))
         taken = islice(lines, most)
         while batch := list(islice(taken, size)):
             yield batch
@@ -422,7 +452,7 @@ def figures(learner: Learner, batches: Iterable[Ready], seconds: float) -> dict[
     predicted = np.concatenate(predictions)
     known = np.array(labels)
     timed = blocks[: len(known) // BLOCK]
-    later = len(known) // PARTS
+    later, half = len(known) // PARTS, len(known) // 2
     ends: Sequence[int] = [mark for mark in MARKS if mark <= len(known)]
     return {
         "samples": len(known),
@@ -430,6 +460,8 @@ def figures(learner: Learner, batches: Iterable[Ready], seconds: float) -> dict[
         "spent_s": spent,
         "auc": [auc(predicted, known)] if whole else [],
         "log_loss": [log_loss(predicted, known)] if whole else [],
+        "of_mean": [of_mean(predicted, known)] if whole else [],
+        "calibration": [float(predicted[half:].mean() / known[half:].mean())] if whole else [],
         "auc_later": [auc(predicted[later:], known[later:])] if whole else [],
         "log_loss_later": [log_loss(predicted[later:], known[later:])] if whole else [],
         "auc_at": {mark: [auc(predicted[:mark], known[:mark])] if mark in ends else [] for mark in MARKS},
@@ -439,15 +471,19 @@ def figures(learner: Learner, batches: Iterable[Ready], seconds: float) -> dict[
 
 def of_seeds(args: argparse.Namespace) -> dict[str, Any]:
     """The figures of one pass for each seed; lists of them have one value for each."""
-    make, parts = LEARNERS[args.learner], batches(args.stream, args.batch, args.samples)
-    learner = make(args)
-    if args.seeds == 1:
-        return figures(learner, ready_for(learner, parts), args.seconds)
-    ready, first = [*ready_for(learner, parts)], args.seed
-    found = [figures(learner, ready, args.seconds)]
-    for seed in range(first + 1, first + args.seeds):
+    make, is_file = LEARNERS[args.learner], not args.stream.startswith("rare:")
+    found, ready = [], list[Ready]()
+    for seed in range(args.seed, args.seed + args.seeds):
         args.seed = seed
-        found.append(figures(make(args), ready, args.seconds))
+        learner = make(args)
+        of_stream = ready_for(learner, batches(args.stream, args.batch, args.samples, seed))
+        if args.seeds == 1 or not is_file:
+            found.append(figures(learner, of_stream, args.seconds))
+        else:
+            ready = ready or [*of_stream]
+            found.append(figures(learner, ready, args.seconds))
+    if args.seeds == 1:
+        return found[0]
     medians = {name: statistics.median(one[name] for one in found) for name in ("samples_per_s", "spent_s")}
     lists = {name: [value for one in found for value in one[name]] for name in QUALITIES}
     return found[0] | medians | lists
@@ -457,7 +493,7 @@ def main() -> None:
     """Runs one learner."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("learner", choices=LEARNERS)
-    parser.add_argument("--stream", required=True, help="JSON lines")
+    parser.add_argument("--stream", required=True, help="file of JSON lines; or rare:600:something, or :nothing")
     parser.add_argument("--categorical", nargs="+", required=True)
     parser.add_argument("--lists", nargs="*", default=[], help="those of --categorical that are lists")
     parser.add_argument("--numeric", nargs="*", default=[])
