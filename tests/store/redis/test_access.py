@@ -143,9 +143,12 @@ def test_slots_that_move(cluster: list[Valkey]) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(redis.Redis.from_url(server.url)) for server in cluster]
         owner = next(i for i in range(3) if slot < (i + 1) * 16384 // 3)
-        target = clients[(owner + 1) % 3].execute_command("CLUSTER", "MYID").decode()
-        for client in clients:
-            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target)
+        source, target = clients[owner], clients[(owner + 1) % 3]
+        ids = [one.execute_command("CLUSTER", "MYID").decode() for one in (source, target)]
+        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
+        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+        for client in (target, source, clients[(owner + 2) % 3]):
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
     with pytest.raises(OriginUnavailable, match="is moving slots"):
         published.full(1)
     published.full(1)
