@@ -17,6 +17,7 @@ from streamtrain.logs import set_up_logs
 if TYPE_CHECKING:
     from streamtrain.model.model import Model as LoadedModel
     from streamtrain.settings.load import Settings
+    from streamtrain.stream.event_times import EventTimes
     from streamtrain.stream.files import SampleFile
 
 Config = Annotated[Path | None, typer.Option(help="Settings file; default: streamtrain.toml, if it exists.")]
@@ -140,16 +141,23 @@ def split_lists(text: str) -> dict[str, str]:
 
 
 def sample_file(
-    url: str | list[str], format_: str | None, text: str, lists: str, *, key: str | None = None, time: str | None = None
+    url: str | list[str],
+    format_: str | None,
+    text: str,
+    lists: str,
+    *,
+    key: str | None = None,
+    time: str | None = None,
+    times: "EventTimes | None" = None,
 ) -> "SampleFile":
-    """The file or files that `FileFormat`, `TextColumns` and `ListColumns` describe; `key` and `time` as of SampleFile.
+    """The files that `FileFormat`, `TextColumns` and `ListColumns` describe; the rest as of SampleFile.
 
     Raises:
         ConfigError: as SampleFile; or `lists` is malformed.
     """
     from streamtrain.stream.files import SampleFile
 
-    return SampleFile(url, format_, key=key, time=time, text=split_names(text), lists=split_lists(lists))
+    return SampleFile(url, format_, key=key, time=time, times=times, text=split_names(text), lists=split_lists(lists))
 
 
 def resolve_actor(who: str | None) -> str:

@@ -58,6 +58,12 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     time: Annotated[
         str, typer.Option(metavar="FIELD", help="Field of the event time, for --speed and --shift-times.")
     ] = "ts",
+    time_format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT", help="Of that field: ms, us, ns, or a pattern such as %d/%m/%Y; default: s, ISO 8601."
+        ),
+    ] = None,
     max_gap: Annotated[
         str, typer.Option(metavar="DURATION", help="Longest wait between two messages, for --speed.")
     ] = "60s",
@@ -76,6 +82,7 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
 
     Ends with a line of JSON: messages, bytes, seconds, messages_per_s. SIGINT and SIGTERM stop it gracefully.
     """
+    from streamtrain.stream.event_times import EventTimes
     from streamtrain.stream.files import FileBlock, limited, repeated
     from streamtrain.stream.opening import open_writer
     from streamtrain.stream.producer import Stop, make_pace, progress_bar
@@ -91,13 +98,14 @@ def produce(  # noqa: PLR0917  # typer makes options of them; nobody calls it wi
     settings = read_client_settings(config, setting, overrides)
     set_up_process_log(settings, "produce")
     pace = make_pace(rate, speed, parse_duration(max_gap, "--max-gap"))
+    times = EventTimes(time_format)
     reads_time = speed is not None or shift_times == "last"
-    samples = sample_file(files, format_, text, lists, key=key, time=time if reads_time else None)
+    samples = sample_file(files, format_, text, lists, key=key, time=time if reads_time else None, times=times)
 
     def limit_blocks(blocks: Iterable[FileBlock]) -> Iterable[FileBlock]:
         return blocks if limit is None else limited(blocks, limit)
 
-    shift = None if shift_times is None else make_shift(shift_times, time, samples, limit_blocks)
+    shift = None if shift_times is None else make_shift(shift_times, time, samples, limit_blocks, times)
     blocks = limit_blocks(repeated(samples) if repeat else samples.blocks())
     stop = Stop()
     bar = progress_bar(Console(stderr=True), limit)

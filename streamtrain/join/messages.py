@@ -10,7 +10,7 @@ from streamtrain._core import CategoricalSpec, Decoder
 from streamtrain.join.engine import Impression, Outcome
 from streamtrain.settings.groups import JoinSettings
 from streamtrain.stream.dead_letters import DeadLetter
-from streamtrain.stream.files import EARLIEST, LATEST, parse_time
+from streamtrain.stream.event_times import EARLIEST, LATEST, parse_time
 from streamtrain.stream.source import Fetched
 
 _MOST_ID_BYTES = 256  # as for samples

@@ -5,13 +5,11 @@ lines on standard input.
 docs/produce.md says how rows become messages. Whatever reading raises becomes a ConfigError that names the file.
 """
 
-import math
 import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from itertools import chain
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -25,6 +23,7 @@ from fsspec.core import get_compression
 from streamtrain.address import redacted
 from streamtrain.errors import ConfigError
 from streamtrain.stream.csv_file import BLOCK, Rows, Rules, Utf8Stream, make_lists, read_csv, read_dialect
+from streamtrain.stream.event_times import EventTimes
 from streamtrain.stream.file_names import FORMATS, STDIN, find_files, format_of, open_local_or_remote, shown
 
 FileSample = tuple[bytes, float | None, bytes | None]
@@ -34,7 +33,6 @@ T = TypeVar("T")
 
 _ROWS = 4096  # of Parquet converted at once
 _MAX_LINE = 16 << 20  # bytes
-EARLIEST, LATEST = -62_135_596_800, 253_402_300_800  # years 0001 to 9999, as in samples
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
@@ -60,7 +58,8 @@ class SampleFile:
             or several of them.
         format: one of `FORMATS`; None: by the files' names.
         key: field whose value is the key of a message; None: messages have no key.
-        time: field with the event time, in seconds or ISO 8601; None: messages have no event time.
+        time: field with the event time; None: messages have no event time.
+        times: how it says the time.
         text: columns of CSV and Parquet whose values are text, also where they look like numbers or arrays.
         lists: columns of CSV and Parquet whose values are lists, by name the character that separates the elements.
 
@@ -75,6 +74,7 @@ class SampleFile:
         *,
         key: str | None = None,
         time: str | None = None,
+        times: EventTimes | None = None,
         text: Collection[str] = (),
         lists: Mapping[str, str] | None = None,
     ) -> None:
@@ -83,6 +83,7 @@ class SampleFile:
         self._files = find_files(self._urls)
         self.format = format or format_of(self._files)
         self._key, self._time, self._rules = key, time, Rules(frozenset(text), lists or {})
+        self._times = times or EventTimes()
         self._begun: list[_Begun] = []
         self._blanks = array("q")  # by blank line, the number of samples before it
         if self.format not in FORMATS:
@@ -104,6 +105,7 @@ class SampleFile:
             self.format,
             key=self._key,
             time=self._time,
+            times=self._times,
             text=self._rules.text | {one for one in text if one not in self._rules.lists},
             lists={**lists, **self._rules.lists},
         )
@@ -129,7 +131,8 @@ class SampleFile:
             with ExitStack() as stack:
                 for rows in filter(lambda rows: rows.values, self._rows(url, stack)):
                     count += len(rows.values)
-                    keys, times = _each(parse_key, rows.keys, rows.values), _each(parse_time, rows.times, rows.values)
+                    keys = _each(parse_key, rows.keys, rows.values)
+                    times = _each(self._times.read, rows.times, rows.values)
                     yield FileBlock(list(zip(rows.values, times, keys, strict=True)), rows.share)
         except Exception as exc:  # decoders and the clients of object stores have errors of their own
             place = f" after sample {count:,}" if count else ""
@@ -335,23 +338,6 @@ def parse_key(value: Any) -> bytes | None:
     if isinstance(value, str):
         return value.encode()
     return b"%d" % value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def parse_time(value: Any) -> float | None:
-    """Seconds since the epoch by a number or ISO 8601 text, by default UTC; None: it is not a time.
-
-    >>> parse_time("1970-01-01T00:01")
-    60.0
-    """
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError, OverflowError):
-        try:
-            time = datetime.fromisoformat(value)
-        except (TypeError, ValueError):
-            return None
-        seconds = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-    return seconds if math.isfinite(seconds) and EARLIEST <= seconds < LATEST else None
 
 
 def limited(blocks: Iterable[FileBlock], limit: int) -> Iterator[FileBlock]:

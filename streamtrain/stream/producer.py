@@ -18,7 +18,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgres
 from rich.text import Text
 
 from streamtrain.errors import ConfigError, WriteFailed
-from streamtrain.stream.files import FileBlock, FileSample, SampleFile, parse_time
+from streamtrain.stream.event_times import EventTimes
+from streamtrain.stream.files import FileBlock, FileSample, SampleFile
 from streamtrain.stream.source import Writer
 
 Shift = Callable[[bytes], bytes]
@@ -28,7 +29,11 @@ _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def shift_times(
-    to: str, field: str, samples: SampleFile, limit: Callable[[Iterable[FileBlock]], Iterable[FileBlock]]
+    to: str,
+    field: str,
+    samples: SampleFile,
+    limit: Callable[[Iterable[FileBlock]], Iterable[FileBlock]],
+    times: EventTimes,
 ) -> Shift:
     """What gives messages other event times. All other fields stay as they are, byte for byte.
 
@@ -38,6 +43,7 @@ def shift_times(
         field: of the event time.
         samples: the file, with event times. For "last" it is read once before.
         limit: gives those of its blocks that are going to be written.
+        times: how the field says the time.
 
     Raises:
         ConfigError: `to` is neither, standard input cannot be read twice, or no sample has an event time.
@@ -45,37 +51,39 @@ def shift_times(
     if to not in ("last", "each"):
         raise ConfigError(f"--shift-times must be last or each, not {to!r}")
     if to == "each":
-        return lambda message: with_time(message, field, lambda _: time.time())
+        return lambda message: with_time(message, field, times, lambda _: time.time())
     if samples.is_stdin:
         raise ConfigError("--shift-times last cannot read standard input twice: use --shift-times each")
-    times = (at for block in limit(samples.blocks()) for _, at, _ in block.samples if at is not None)
-    last = max(times, default=None)
+    last = max((at for block in limit(samples.blocks()) for _, at, _ in block.samples if at is not None), default=None)
     if last is None:
-        raise ConfigError(f"--shift-times: no sample of {samples.name} has an event time in {field!r}; set --time")
+        raise ConfigError(
+            f"--shift-times: no sample of {samples.name} has an event time in {field!r}; set --time or --time-format"
+        )
     by = time.time() - last
-    return lambda message: with_time(message, field, lambda at: None if at is None else at + by)
+    return lambda message: with_time(message, field, times, lambda at: None if at is None else at + by)
 
 
-def with_time(message: bytes, field: str, new: Callable[[float | None], float | None]) -> bytes:
-    """A JSON message with another event time, in seconds; unchanged if it is not an object, or has no event time.
+def with_time(message: bytes, field: str, times: EventTimes, new: Callable[[float | None], float | None]) -> bytes:
+    """A JSON message with another event time, a number; unchanged if it is not an object, or has no event time.
 
     Args:
         message: the message.
         field: of its event time.
+        times: how the field says it.
         new: gives the new one by the old one, which is None where there is none; None: it stays.
 
-    >>> with_time(b'{"ts": "1970-01-01T00:01", "id": 1.50}', "ts", lambda at: at + 1)
+    >>> with_time(b'{"ts": "1970-01-01T00:01", "id": 1.50}', "ts", EventTimes(), lambda at: at + 1)
     b'{"ts":61.000000,"id":1.50}'
     """
     try:
         fields = _decode(message)
-        before = parse_time(msgspec.json.decode(fields[field])) if field in fields else None
+        before = times.read(msgspec.json.decode(fields[field])) if field in fields else None
     except msgspec.DecodeError:  # workers say what is wrong with it
         return message
     at = new(before)
     if at is None:
         return message
-    return msgspec.json.encode(fields | {field: msgspec.Raw(b"%.6f" % at)})
+    return msgspec.json.encode(fields | {field: msgspec.Raw(times.write(at))})
 
 
 OnProgress = Callable[[int, float | None], None]

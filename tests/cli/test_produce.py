@@ -197,12 +197,35 @@ def test_history_is_written_as_if_it_happened_now(run: Run, stream: Stream, tmp_
 
 
 @pytest.mark.parametrize(
+    ("form", "old", "unit"),
+    [
+        ("ms", [978307200000, 978307201500], 1e3),
+        ("%d/%m/%Y %H:%M:%S.%f", ["01/01/2001 00:00:00.0", "01/01/2001 00:00:01.5"], 1.0),
+    ],
+)
+def test_history_whose_times_have_another_form(
+    run: Run, stream: Stream, tmp_path: Path, *, form: str, old: list[Any], unit: float
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(json.dumps({"at": one}).encode() for one in old))
+    before = time.time()
+    given = ("a.jsonl", "--create", "1", "--time", "at", "--time-format", form, "--speed", "10")
+    done = run(*given, "--shift-times", "last")
+    assert done.returncode == 0, done.stderr
+    assert figures(done)["seconds"] > 0.14
+    first, last = (json.loads(one)["at"] for one in messages(stream))
+    assert last - first == pytest.approx(1.5 * unit, abs=1e-5)
+    assert before - 1 <= last / unit <= time.time()
+    assert isinstance(last, int) == (unit != 1)
+
+
+@pytest.mark.parametrize(
     ("args", "message"),
     [
         (["-", "--shift-times", "last"], "cannot read standard input twice: use --shift-times each"),
         (["a.jsonl", "--shift-times", "first"], "--shift-times must be last or each, not 'first'"),
         (["a.jsonl", "--shift-times", "last", "--time", "when"], "none of the first 2 samples has a field 'when'"),
         (["a.jsonl", "--shift-times", "last", "--time", "user"], "has an event time in 'user'; set --time"),
+        (["a.jsonl", "--shift-times", "last", "--time-format", "hours"], "time_format 'hours': expected one of s, ms"),
     ],
 )
 def test_times_that_cannot_be_shifted(run: Run, tmp_path: Path, args: list[str], message: str) -> None:
