@@ -1,6 +1,7 @@
 """Quality: how good the latest predictions of all workers are, as workers report it to the coordinator."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -202,6 +203,7 @@ def _decode(window: Any) -> Sums:
     sums.samples, sums.non_finite = window.samples, window.non_finite
     for name in _SUMS:
         setattr(sums, name, getattr(window, name))
+    sums.spread = 0.0 if window.binary else math.nan  # which is not sent
     given = np.array([getattr(sums, name) for name in _SUMS])
     if max(sums.samples, sums.non_finite) > _MOST_SAMPLES or not np.isfinite(given).all():
         raise ValueError(f"its sums are {given.tolist()} of {sums.samples} samples")

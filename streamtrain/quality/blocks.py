@@ -146,7 +146,7 @@ class GroupFigures(msgspec.Struct, array_like=True):
         """Adds it to sums with `BLOCK_BINS` bins."""
         for name in ("samples", "non_finite", "weight", "labels", "predictions", "loss", "absolute"):
             setattr(sums, name, getattr(sums, name) + getattr(self, name))
-        sums.spread = math.nan
+        sums.spread = 0.0 if self.binary else math.nan  # which is not stored
         sums.counts.reshape(-1)[np.frombuffer(self.bins, "<u2")] += np.frombuffer(self.counts, "<f4")
 
 

@@ -374,6 +374,9 @@ def test_commands_of_the_documentation_work(url: str, tmp_path: Path) -> None:
     (tmp_path / "clicks.jsonl.gz").write_bytes(gzip.compress(lines(50)))
     (tmp_path / "clicks.csv").write_bytes(b"user,item\n007,77\n")
     pq.write_table(pa.table({"ts": range(10), "user": range(10)}), tmp_path / "clicks.parquet")
+    (tmp_path / "clicks").mkdir()
+    for part in range(5):
+        (tmp_path / "clicks" / f"part-{part}.jsonl").write_bytes(lines(10))
     environment = os.environ | {"STREAMTRAIN_STREAM__URL": url}
     program = shlex.join(COMMAND)
     for line in given.strip().splitlines():

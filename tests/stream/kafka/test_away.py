@@ -84,7 +84,8 @@ def test_a_reader_and_a_writer_go_on_when_the_broker_comes_back(
         own_kafka.start()
         assert writer.flush(PATIENCE) == 0
         member.take_until(lambda m: m.positions == {0: 15, 1: 10})  # it may have lost and got them meanwhile
-        member.take_until(lambda _: back in lines(caplog))
+        member.take_until(lambda _: lines(caplog)[-1] == back)
+        told = lines(caplog)
         # Connections that end for being idle are nothing to tell of.
         quiet = time.monotonic() + 3
         while time.monotonic() < quiet:
@@ -93,7 +94,7 @@ def test_a_reader_and_a_writer_go_on_when_the_broker_comes_back(
         member.take_until(lambda m: m.positions.get(0) == 16)
     writer.close()
     assert not stream.unreachable
-    assert lines(caplog) == [away, back]
+    assert lines(caplog) == told == [away, back] * (len(told) // 2)  # on a slow machine it may go once more
     assert capfd.readouterr().err == ""
 
 
