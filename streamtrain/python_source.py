@@ -29,13 +29,15 @@ def as_python(value: Any) -> str:
         return f"{{{', '.join(f'{as_python(key)}: {as_python(held)}' for key, held in value.items())}}}"
     if not is_dataclass(value) or isinstance(value, type):
         return repr(value)
-    words, skipped = [], False
+    words, skipped = list[str](), False
     for one in fields(value):
         held = getattr(value, one.name)
         if not one.init or (one.default is not MISSING and held == one.default):
             skipped = True
         else:
-            words.append(f"{one.name}={as_python(held)}" if one.kw_only or skipped else as_python(held))
+            # A second number with a point says little by itself.
+            named = one.kw_only or skipped or (isinstance(held, float) and len(words) > 0)
+            words.append(f"{one.name}={as_python(held)}" if named else as_python(held))
     return f"st.{type(value).__name__}({', '.join(words)})"
 
 

@@ -310,9 +310,7 @@ class ModelOptions:
         if not samples:
             raise ConfigError(f"none of the first {len(first):,} samples of {file.name} is a JSON object")
         label, _, positive = (self.label or "").partition("=")
-        inferred = infer_schema(
-            samples, label, positive=positive or None, time=self.time, splits=file.format != "jsonl"
-        )
+        inferred = infer_schema(samples, label, positive=positive or None, time=self.time, splits=not file.is_stdin)
         console.print(
             Text(f"by its first {inferred.samples:,} samples, the fields of {file.name} are:"), soft_wrap=True
         )
@@ -325,7 +323,7 @@ class ModelOptions:
         text = inferred.text
         if file.format == "csv":  # also where a later id looks like another thing, such as 12e5
             text = frozenset(one.name for one in inferred.fields if one.role == "id")
-        if not text and not inferred.lists:
+        if file.is_stdin or not (text or inferred.lists):
             return inferred, file, chain(first, messages)
         again = file.read_as(text, inferred.lists)
         return inferred, again, again.opened()
@@ -474,7 +472,7 @@ def _advise_on_lists(schema: Schema, messages: Iterable[bytes], is_text: Collect
         example = next(text for text in texts if LIST_SEPARATOR in text)
         found.append(
             f"field {field!r} holds text such as {example!r}, each of which is one id. If it is a list of ids, split "
-            f"it: with --lists {field} if the file is CSV or Parquet; JSON has lists itself."
+            f"it: with --lists {field}."
         )
     return found
 

@@ -58,13 +58,13 @@ FileFormat = Annotated[
     str | None, typer.Option("--format", help="jsonl, csv or parquet; default: by the file's extension.")
 ]
 TextColumns = Annotated[
-    str, typer.Option(metavar="FIELDS", help="Columns that are text even if they look like numbers or lists: user,item")
+    str, typer.Option(metavar="FIELDS", help="Fields that are text even if they look like numbers or lists: user,item")
 ]
 ListColumns = Annotated[
     str,
     typer.Option(
         metavar="FIELDS",
-        help="Columns whose cells are lists separated by |, or by what follows =, such as genres,tags=;",
+        help="Fields whose texts are lists separated by |, or by what follows =, such as genres,tags=;",
     ),
 ]
 

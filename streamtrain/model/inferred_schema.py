@@ -7,6 +7,7 @@ telling name that repeat are an id and a number. Every feature has a default, as
 """
 
 import re
+import shlex
 import time as clock
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ _OFTEN = 0.02  # share of texts from which on a number of parts is not an except
 _EARLIEST, _LATEST = 1e8, 4.1e9  # epoch seconds of 1973 to 2099
 _ASCENDING = 0.99  # share of times that are no earlier than the one before, in a file that is in order
 _SEPARATOR = "|"
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _LONG = 24  # characters of an example
 
 _ID_NAME = re.compile(
@@ -84,8 +86,8 @@ class InferredSchema:
         schema: the schema.
         loss: of the label: cross entropy if it has two values, else the squared error.
         fields: all fields, in the order in which samples have them.
-        text: columns of CSV or Parquet to be read as text, as some of their values look like something else.
-        lists: columns of CSV or Parquet to be split, by name the character that separates the elements.
+        text: fields to be read as text, as some of their values are or look like something else.
+        lists: fields to be split, by name the character that separates the elements.
         samples: number of samples that were looked at.
     """
 
@@ -102,8 +104,22 @@ class InferredSchema:
         features = [one for one in self.schema.features if isinstance(one, Categorical | Numeric)]
         schema = schema_source(self.schema, {one.name: why[one.field_name] for one in features})
         loss = "" if self.loss == "binary_crossentropy" else f", loss={as_python(self.loss)}"
-        title = f"What streamtrain made of the first {self.samples:,} samples of {what}, to change as you like."
-        return f'"""{plain(title)}"""\n\nimport streamtrain as st\n\n{schema}model = st.Model(schema{loss})\n'
+        title = plain(f"What streamtrain made of the first {self.samples:,} samples of {what}, to change as you like.")
+        if self.options:
+            read = plain(shlex.join(self.options))
+            title += f"\n\nFiles like this are read with {read}, be it by learn, produce or another command.\n"
+        return f'"""{title}"""\n\nimport streamtrain as st\n\n{schema}model = st.Model(schema{loss})\n'
+
+    @property
+    def options(self) -> list[str]:
+        """The options with which commands read such files."""
+        lists = ",".join(name if one == _SEPARATOR else f"{name}={one}" for name, one in self.lists.items())
+        return [
+            word
+            for name, value in (("--text", ",".join(sorted(self.text))), ("--lists", lists))
+            if value
+            for word in (name, value)
+        ]
 
 
 def infer_schema(
@@ -121,7 +137,7 @@ def infer_schema(
         label: the field to be predicted.
         positive: its value that is the positive class, as text; None: by its values.
         time: the field of the event time; "": none; None: the one whose values are times, if there is one.
-        splits: whether text can be split where it is read, as that of CSV and Parquet.
+        splits: whether text can be split where it is read.
 
     Raises:
         ConfigError: there is no such field, or no feature; or the label's values do not say which class is positive.
@@ -301,6 +317,8 @@ def _role(column: _Column, *, splits: bool) -> tuple[Role, str]:
     missing = f", {column.missing / len(column.all):.0%} missing" if column.missing else ""
     judged = (_useless(column), _list(column), _number(column), _split(column, splits=splits))
     role, why = next((one for one in judged if one), ("id", f"{len(column.counts):,} different values"))
+    if role in ("id", "left out") and column.texts and all(_NUMBER.fullmatch(one) for one in column.counts):
+        why += "; numbers in quotes are text"
     return role, why if role == "left out" else f"{why}{missing}"
 
 

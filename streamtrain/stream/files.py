@@ -25,6 +25,7 @@ from streamtrain.errors import ConfigError
 from streamtrain.stream.csv_file import BLOCK, Rows, Rules, Utf8Stream, make_lists, read_csv, read_dialect
 from streamtrain.stream.event_times import EventTimes
 from streamtrain.stream.file_names import FORMATS, STDIN, find_files, format_of, open_local_or_remote, shown
+from streamtrain.stream.json_lines import convert, field_reader, read_lines
 
 FileSample = tuple[bytes, float | None, bytes | None]
 """A message, its event time in seconds since the epoch, and the key that decides its partition."""
@@ -32,7 +33,6 @@ FileSample = tuple[bytes, float | None, bytes | None]
 T = TypeVar("T")
 
 _ROWS = 4096  # of Parquet converted at once
-_MAX_LINE = 16 << 20  # bytes
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
@@ -60,8 +60,8 @@ class SampleFile:
         key: field whose value is the key of a message; None: messages have no key.
         time: field with the event time; None: messages have no event time.
         times: how it says the time.
-        text: columns of CSV and Parquet whose values are text, also where they look like numbers or arrays.
-        lists: columns of CSV and Parquet whose values are lists, by name the character that separates the elements.
+        text: columns or fields whose values are text, also where they are or look like numbers or arrays.
+        lists: columns or fields of text whose values are lists, by name the character that separates the elements.
 
     Raises:
         ConfigError: the format does not follow from the names, or the arguments do not fit it; or no file is found.
@@ -88,8 +88,6 @@ class SampleFile:
         self._blanks = array("q")  # by blank line, the number of samples before it
         if self.format not in FORMATS:
             raise ConfigError(f"the format of samples must be one of {', '.join(FORMATS)}, not {self.format!r}")
-        if self._rules.names and self.format == "jsonl":
-            raise ConfigError("columns of text and lists can be named for CSV and Parquet only: JSON itself has both")
         if self.is_stdin and self.format != "jsonl":
             raise ConfigError(f"standard input is read as JSON lines: write {self.format} to a file first")
 
@@ -183,16 +181,16 @@ class SampleFile:
             yield each._replace(share=min(1.0, raw.tell() / size) if size else None)
 
     def _json_rows(self, read: Callable[[int], bytes], *, checked: bool) -> Iterator[Rows]:
-        """Lines as they are, whether they are JSON or not, but blank ones.
+        """Lines, whether they are JSON or not, but blank ones; as they are, but for what `text` and `lists` name.
 
         Args:
             read: reads up to a number of bytes.
             checked: whether it is an error if the first line is the beginning of an array, or none of the first lines
-                has the fields of key and event time.
+                has one of the fields that are named.
         """
-        read_key, read_time = _field_reader(self._key), _field_reader(self._time)
+        read_key, read_time = field_reader(self._key), field_reader(self._time)
         count = self._begun[-1].samples
-        for lines in _lines(read):
+        for lines in read_lines(read):
             values = [line for line in lines if line and not line.isspace()]
             if checked and values and values[0].lstrip().startswith(b"["):
                 raise ConfigError(
@@ -202,6 +200,8 @@ class SampleFile:
             if len(values) < len(lines):
                 self._note_blanks(lines, count)
             count += len(values)
+            if self._rules.names:
+                values = convert(values, self._rules, checked=checked and bool(values))
             rows = Rows(values, read_key and [*map(read_key, values)], read_time and [*map(read_time, values)])
             for name, column in ((self._key, rows.keys), (self._time, rows.times)):
                 if checked and column and all(value is None for value in column):
@@ -249,37 +249,6 @@ def _check_columns(names: list[str], wanted: list[str | None]) -> None:
     for name in wanted:
         if name is not None and name not in names:
             raise ConfigError(f"missing column {name!r}; the columns are {', '.join(names)}")
-
-
-def _lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
-    rest = b""
-    while chunk := read(BLOCK):
-        lines = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
-        rest = lines.pop()
-        if len(rest) > _MAX_LINE:
-            raise ConfigError(f"a line has more than {_MAX_LINE:,} bytes: these are not JSON lines")
-        yield lines
-    yield [rest]
-
-
-def _field_reader(name: str | None) -> Callable[[bytes], int | float | str | None] | None:
-    """Reads one field of a JSON message; None where it is missing, of another type, or the message is malformed."""
-    if name is None:
-        return None
-    try:
-        struct = msgspec.defstruct("Field", [("value", int | float | str | None, None)], rename={"value": name})
-    except ValueError as exc:
-        raise ConfigError(f"a field cannot be named {name!r}: {exc}") from exc
-    decode: Callable[[bytes], Any] = msgspec.json.Decoder(struct).decode
-
-    def read(message: bytes) -> int | float | str | None:
-        try:
-            value: int | float | str | None = decode(message).value
-            return value
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return None  # the worker that reads the message refuses it
-
-    return read
 
 
 def _parquet_rows(stream: IO[bytes], key: str | None, time: str | None, rules: Rules) -> Iterator[Rows]:

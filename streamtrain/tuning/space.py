@@ -14,6 +14,7 @@ from typing import Any
 from streamtrain.model.features import MAX_DIM, Embedded, Uniform
 from streamtrain.model.model import Model
 from streamtrain.model.optimizers import FTRL, SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
+from streamtrain.python_source import as_python
 
 Heat = Mapping[str, Sequence[Any]]
 
@@ -42,7 +43,7 @@ NEVER = (
     "combinations of all settings: settings are varied in turn, each from the best so far",
     "other optimizers for features with their own: they keep their kind, and embedding_rate scales their rates",
     "betas, epsilon, l1 and l2 of optimizers",
-    "layers of the graph, features, combiners, min_count, loss weights",
+    "layers of the graph, features, grids of numbers, combiners, min_count, loss weights",
 )
 """What is never tried."""
 
@@ -83,11 +84,11 @@ def changes(given: Model, model: Model) -> dict[str, str]:
     {'embedding_optimizer': 'st.Adagrad(0.16)', 'user.dim': '32'}
     """
     before, after = _options(given), _options(model)
-    changed = {name: _python(value) for name, value in after.items() if repr(value) != repr(before.get(name))}
+    changed = {name: as_python(value) for name, value in after.items() if repr(value) != repr(before.get(name))}
     for was, now in zip(given.schema.embedded, model.schema.embedded, strict=True):
         for field in fields(now):
             if (value := getattr(now, field.name)) != getattr(was, field.name):
-                changed[f"{now.name}.{field.name}"] = _python(value)
+                changed[f"{now.name}.{field.name}"] = as_python(value)
     return changed
 
 
@@ -96,7 +97,7 @@ def snippet(given: Model, model: Model) -> str:
     changed = changes(given, model)
     varied = {*chain(*HEATS), *changed}
     lines = ["model = st.Model(", "    schema, graph, ...,"]
-    lines += [f"    {name}={_python(value)}," for name, value in _options(model).items() if name in varied]
+    lines += [f"    {name}={as_python(value)}," for name, value in _options(model).items() if name in varied]
     lines.append(")")
     features: dict[str, list[str]] = {}
     for name, value in changed.items():
@@ -112,19 +113,6 @@ def _options(model: Model) -> dict[str, Any]:
     """Options of a model that can be varied, in the order of `Model`; without those of features."""
     names = [name for name in inspect.signature(Model).parameters if name not in _FIXED]
     return {name: getattr(model, name) for name in names}
-
-
-def _python(value: object) -> str:
-    """A value as Python source, without defaults."""
-    if isinstance(value, Optimizer | Uniform):
-        default: Any = type(value)()  # type: ignore[call-arg]  # of all but the base
-        arguments = [
-            _python(getattr(value, field.name)) if not i else f"{field.name}={_python(getattr(value, field.name))}"
-            for i, field in enumerate(fields(value))
-            if not i or getattr(value, field.name) != getattr(default, field.name)
-        ]
-        return f"st.{type(value).__name__}({', '.join(arguments)})"
-    return f"{value:g}" if isinstance(value, float) else f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _coarse(value: object) -> str:

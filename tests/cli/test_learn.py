@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import subprocess
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,7 @@ def test_a_csv_alone(tmp_path: Path) -> None:
     }
     assert f"to serve it: streamtrain serve --model {model}:model --set checkpoint.url={saved}" in said
     assert 'time_format="%d/%m/%Y %H:%M"' in model.read_text()
+    assert "Files like this are read with --lists genres, be it by learn" in model.read_text()
     header, *lines = file.read_text().splitlines(keepends=True)
     files = [tmp_path / name for name in ("first.csv", "second.csv")]
     for part, of_part in zip(files, (lines[:1700], lines[1700:]), strict=True):
@@ -174,6 +176,23 @@ def test_later_ids_that_look_like_something_else(tmp_path: Path) -> None:
     *_, first, second = messages
     assert json.loads(first) == {"user_id": "12e5", "price": 100, "clicked": 0}
     assert json.loads(second) == {"user_id": "true", "price": 7, "clicked": 1}
+
+
+def test_words_of_json_lines(tmp_path: Path) -> None:
+    titles = [f"the {'good' if i % 3 else 'bad'} film of {i * 7 % 2003}" for i in range(4000)]
+    samples = [{"title": title, "user_id": float(i % 90), "seen": i % 3 > 0} for i, title in enumerate(titles)]
+    file, model = tmp_path / "films.jsonl", tmp_path / "made.py"
+    file.write_bytes(jsonl(samples))
+    inferring = ModelOptions(None, "seen", None, str(model))
+    inferred, read, messages = inferring.infer(SampleFile(str(file)), iter(jsonl(samples).splitlines()), Console())
+    assert {one.name: one.role for one in inferred.fields} == {"title": "words", "user_id": "id", "seen": "label"}
+    first = next(messages)
+    assert json.loads(first) == {"title": titles[0].split(), "user_id": "0", "seen": False}
+    assert "read with --text user_id --lists 'title= ', be it" in model.read_text()
+    learner = st.Learner(st.load_model(f"{model}:model"))
+    done = replay(learner, chain([first], messages), Console(file=io.StringIO()), title="films", place=read.place)
+    assert (done.samples, done.bad) == (4000, {})
+    assert learner.metrics()["seen"].auc > 0.9
 
 
 @pytest.mark.parametrize(
@@ -212,9 +231,9 @@ def test_text_that_looks_like_a_list(tmp_path: Path) -> None:
     one, other = advice()
     assert one == (
         "field 'genres' holds text such as 'Comedy|Romance', each of which is one id. If it is a list of ids, split "
-        "it: with --lists genres if the file is CSV or Parquet; JSON has lists itself."
+        "it: with --lists genres."
     )
-    assert "--lists tags " in other
+    assert "--lists tags." in other
     assert advice("--lists", "genres", "--text", "tags") == []
 
 

@@ -49,6 +49,8 @@ TITLES = [" ".join(RANDOM.choice(["war", "of", "the", "worlds", "in", "time"]) f
         ("", [*range(COUNT)], "left out", "counts the rows"),
         ("", [i * 7919 % COUNT for i in range(COUNT)], "left out", "it has no name"),
         ("uuid", [f"{i:x}" for i in range(COUNT)], "left out", "never the same twice"),
+        ("price", [f"{i}.5" for i in range(COUNT)], "left out", "never the same twice; numbers in quotes are text"),
+        ("price", [f"{i % 9}.5" for i in range(COUNT)], "id", "9 different values; numbers in quotes are text"),
         ("session_id", [7 * i for i in range(COUNT)], "left out", "never the same twice"),
         ("country", ["DE"] * COUNT, "left out", "always the same"),
         ("promo", ["x", *[None] * (COUNT - 1)], "id", "1 different values, 100% missing"),

@@ -529,6 +529,32 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
         values(parquet(tmp_path / "b.parquet", pa.table({"a": [1]})), key="b")
 
 
+def test_text_and_lists_of_json_lines(tmp_path: Path) -> None:
+    lines = [
+        b'{"genres":"Comedy|Romance", "id": 12.0,"n": 12345678901234567890123, "x": 0.10 }',
+        b'{ "genres": ["a"],"id": "7"}',
+        b'{"genres":"","id":true,"genres":"say \\"hi\\"|b"}',
+        b'{"genres":"\\ud800","id":1.5}',
+        b'{"genres":null,"id":null}',
+        b'{"genres":7,"id":[1]}',
+        b"[1]",
+        b"{",
+        b'{"genres":"\xff"}',
+        b"{}",
+    ]
+    file = written(tmp_path / "a.jsonl", b"\n".join(lines))
+    assert values(file, text=["id", "n"], lists={"genres": "|"}) == [
+        b'{"genres":["Comedy","Romance"],"id":"12","n":"12345678901234567890123","x":0.10}',
+        lines[1],
+        b'{"genres":["say \\"hi\\"","b"],"id":"true"}',
+        *lines[3:5],
+        b'{"genres":["7"],"id":[1]}',
+        *lines[6:],
+    ]
+    with pytest.raises(ConfigError, match=r"none of the first 9 samples has a field 'x y'"):
+        values(file, lists={"x y": "|"})
+
+
 # --- all ---
 
 
@@ -538,8 +564,6 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
         ("nowhere.jsonl", {}, "cannot read nowhere.jsonl: No such file or directory"),
         ("samples.txt", {}, "cannot tell the format of samples.txt from its name: use --format"),
         ("samples.jsonl", {"format": "json"}, "must be one of jsonl, csv, parquet, not 'json'"),
-        ("samples.jsonl", {"text": ["a"]}, "for CSV and Parquet only: JSON itself has both"),
-        ("samples.jsonl", {"lists": {"a": "|"}}, "for CSV and Parquet only: JSON itself has both"),
         ("-", {"format": "parquet"}, "standard input is read as JSON lines"),
         ("-", {"format": "csv"}, "standard input is read as JSON lines"),
         ("nowhere://user:secret@host/a.csv", {}, r"cannot list nowhere://\*\*\*@host/a.csv: Protocol not known"),
