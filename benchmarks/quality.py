@@ -59,7 +59,7 @@ FIGURES: dict[str, Figure] = {
     **{f"log loss at {mark}": ("log_loss_at", str(mark)) for mark in MARKS},
 }
 OF_OPTIONS: dict[str, Figure] = {"AUC": ("auc",), "log loss": ("log_loss",)}
-OF_RARE: dict[str, Figure] = OF_OPTIONS | {"of the mean's": ("of_mean",), "calibration": ("calibration",)}
+OF_RARE: dict[str, Figure] = OF_OPTIONS | {"of mean": ("of_mean",), "calibration": ("calibration",)}
 
 PANELS = {  # streams that all learners learn, with the question
     "flights": "15 minutes late?",
@@ -109,7 +109,7 @@ DECAYS = ("1", "0.9995", "0.998", "0.99")  # and that of the defaults, 0.999
 SIZES = (1, 2, 4, 16, 32)  # of micro-batches, beside those of CHANGES and the defaults
 WITH_SIGNAL = tuple(name for name in STREAMS if name != "impressions")
 SEEDS, FIRST = 3, 400_000  # of parts that show options; samples of airlines there
-RARE, RARE_SEEDS, RARE_SIZES = (100, 600, 5_000), 10, (8,)
+RARE, RARE_SEEDS = (100, 600, 5_000), 10
 BEFORE = (8, 64, 1024)
 DEFAULT = 8
 
@@ -231,16 +231,12 @@ def rare(every: int, says: str, environments: Path | None) -> list[Contestant]:
     """Those that learn rare labels."""
     fields = ["--stream", f"rare:{every}:{says}", "--categorical", *RARE_IDS, "--seeds", RARE_SEEDS]
     fields += ["--seconds", ONE_PASS]
-
-    def ours(name: str, *words: object) -> Contestant:
-        command = python(SCRIPT, "streamtrain", *fields, "--shape", NO_GRAPH, *words)
-        return Contestant(name, command, OF_RARE, RARE_SEEDS * ONE_PASS)
-
+    ours = python(SCRIPT, "streamtrain", *fields, "--shape", NO_GRAPH)
     program = program_of("vowpalwabbit", environments)
     vw = (program or "", *python(SCRIPT, "vw", *fields)[1:])
     absent = "" if program else "vowpalwabbit: not installed"
     return [
-        *(ours(micro(size), "--micro-batch", size) for size in RARE_SIZES),
+        Contestant(AT_DEFAULTS, ours, OF_RARE, RARE_SEEDS * ONE_PASS),
         Contestant(VW_LINEAR, vw, OF_RARE, RARE_SEEDS * ONE_PASS, absent),
     ]
 
@@ -416,7 +412,7 @@ def of_shapes(found: Mapping[str, Any]) -> str:
 
 
 def of_rare_labels(found: Mapping[str, Any]) -> str:
-    """The table of rare labels."""
+    """The table of rare labels: AUC, log loss as a multiple of the label's mean's, and calibration."""
     rows = []
     for says in ("something", "nothing"):
         for every in RARE:
@@ -424,12 +420,12 @@ def of_rare_labels(found: Mapping[str, Any]) -> str:
             if not medians:
                 continue
             cells = []
-            for name in (*map(micro, RARE_SIZES), VW_LINEAR):
-                one = medians.get(name, {})
-                shown = (f"{one[figure]:.4f}".removeprefix("0") for figure in ("AUC", "of the mean's") if figure in one)
-                cells.append(", ".join([*shown, *(f"{one['calibration']:.2f}" for _ in one)][:3]))
+            for name in (AT_DEFAULTS, VW_LINEAR):
+                one = medians.get(name)
+                shown = one and f"{one['AUC']:.3f}, {one['of mean']:.4f}, {one['calibration']:.2f}"
+                cells.append(shown.removeprefix("0") if shown else "")
             rows.append((f"1 : {every:,}", f"say {says}", *cells))
-    return table(("positive", "features", *map(micro, RARE_SIZES), "VW, linear"), rows)
+    return table(("positive", "features", "Model(schema)", "VW, linear"), rows)
 
 
 def learners_of(found: Mapping[str, Any]) -> list[str]:
@@ -543,7 +539,8 @@ def documents(found: Mapping[str, Any], docs: Path) -> dict[str, str]:
     shown = "![AUC and log loss by samples per second, for each stream](quality.svg)"
     whole = [about(found), shown, of_frontier(found), disturbed(found), compiling(found)]
     text = between(text, "frontier", "\n\n".join(whole))
-    for name, made in (("changes", of_changes), ("sizes", of_sizes), ("decays", of_decays), ("shapes", of_shapes)):
+    tables = {"changes": of_changes, "sizes": of_sizes, "decays": of_decays, "shapes": of_shapes}
+    for name, made in (tables | {"rare": of_rare_labels}).items():
         text = between(text, name, made(found))
     return {"quality.md": text, "quality.svg": picture(found)}
 

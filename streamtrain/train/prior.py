@@ -2,11 +2,12 @@
 
 A graph begins at one half. Where one sample in thousands is positive, the way from there to the log-odds costs more
 than all that the samples after it teach, and optimizers, whose steps become smaller, need hundreds of thousands of them
-for it. So where the labels of the first samples are significantly other than predicted, the bias of the output moves by
-what is missing: of samples that have been predicted since the last move, from the log-odds of the predictions to those
-of the labels. It does so whenever twice as many samples have been learned as at the last move, until 32 of either label
-have been seen. The first 16,384 samples are learned in parts that are small enough for this: of one step, of one, of
-two, of four and so on. Nothing is known of a sample when it is predicted but the labels of those before it.
+for it. So where the labels of the first samples are other than predicted, the bias of the output moves by what is
+missing, from the log-odds of the predictions to those of the labels: of the samples that have been predicted since the
+last move, each beside as many as have been seen before, of which the outputs know already. It does so whenever twice as
+many samples have been learned as at the last move, until 32 of either label have been seen. The first 16,384 samples
+are learned in parts that are small enough for this: of one step, of one, of two, of four and so on. Nothing is known of
+a sample when it is predicted but the labels of those before it.
 """
 
 import sys
@@ -21,7 +22,8 @@ Floats = NDArray[np.float32]
 
 _ENOUGH = 32  # of either label: the standard deviation of the log-odds is then 0.25 at most
 _PARTED = 1 << 14  # samples after which batches are learned whole and pulled ahead: enough to see 1 of some thousands
-_SIGNIFICANT = 2.5  # standard deviations; eight labels that are the same are 2.8 from one half
+_SIGNIFICANT = 1.4  # standard deviations; two labels that are the same are 1.41 from one half
+_NONE = 0.2  # samples of either label to begin with: fewer cost less where one is rare, and more where both are common
 
 
 class LabelPrior:
@@ -91,13 +93,14 @@ class LabelPrior:
         if not self._is_moving.any():
             return None
         moved = np.zeros(self._size, np.float32)
-        by = _log_odds(self._were) - _log_odds(self._predicted)
+        before = self._seen - self._were + _NONE
+        by = _log_odds(self._were + before) - _log_odds(self._predicted + before)
         moved[self._places] = np.where(self._is_moving, by, 0.0)
         self._were[:, self._is_moving] = self._predicted[:, self._is_moving] = 0.0
         return moved
 
 
 def _log_odds(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of sums of negatives and positives, with half a sample of each (Krichevsky and Trofimov 1981)."""
-    negative, positive = sums + 0.5
+    """Of sums of negatives and positives."""
+    negative, positive = sums
     return np.asarray(np.log(positive / negative))
