@@ -406,6 +406,7 @@ def test_models_whose_cells_differ_may_share_a_cache() -> None:
 
     for bits in ((0, 4), (0, 4, 8, 12)):
         large = stm.Learner(model(bits, 8), batch_size=40, graphs=graphs)
+        large._trainer.beginning = None
         small = stm.Learner(model(bits, None), batch_size=8)
         np.testing.assert_allclose(large.learn(samples).predictions, small.learn(samples).predictions, atol=1e-5)
 
@@ -418,6 +419,7 @@ def test_numbers_alone_are_learned_in_steps() -> None:
 
     small = stm.Learner(stm.Model(schema, logistic, micro_batch_size=None), batch_size=8)
     large = stm.Learner(stm.Model(schema, logistic, micro_batch_size=8), batch_size=40, shards=2)
+    large._trainer.beginning = None
     samples = stream(80, 11)
     np.testing.assert_allclose(large.learn(samples).predictions, small.learn(samples).predictions, atol=1e-5)
 
@@ -441,6 +443,7 @@ def test_a_graph_that_xla_cannot_compile_learns_even_so(caplog: pytest.LogCaptur
 
     samples = stream(40, 7)
     small, large = stm.Learner(models(None), batch_size=8), stm.Learner(models(8), batch_size=40)
+    large._trainer.beginning = None
     expected, learned = small.learn(samples), large.learn(samples)
     np.testing.assert_allclose(learned.predictions, expected.predictions, atol=1e-5)
     assert "XLA cannot compile the graph" in caplog.text
