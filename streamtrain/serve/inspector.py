@@ -2,14 +2,15 @@
 
 import json
 import threading
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Plan, Planner, hash_bytes
 from streamtrain.errors import SampleError
-from streamtrain.model.features import Categorical
+from streamtrain.model.features import BLANKS, MAX_CELL_BITS, Categorical, Cells
 from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader
 from streamtrain.serve.errors import TooManyIds
@@ -39,13 +40,15 @@ class Hit(NamedTuple):
     Attributes:
         feature: name of the feature.
         table: that it reads.
-        id: as it stands in the sample; None: of a cross, whose ids are combinations.
+        id: as it stands in the sample; None: of a cross, whose ids are combinations, or of a cell.
+        cell: the numbers of a cell, such as "3 to 3.25", or "missing"; None: it is none.
         row: of the id.
     """
 
     feature: str
     table: str
     id: str | None
+    cell: str | None
     row: RowRead
 
 
@@ -93,22 +96,37 @@ class Inspector:
             if len(batch.keys) > MAX_IDS:
                 raise TooManyIds(f"a sample to be explained may have at most {MAX_IDS} ids, not {len(batch.keys)}")
             features = [
-                (one, int(key))
+                (one, i, int(key))
                 for one, start, end in zip(self._schema.embedded, batch.starts, batch.starts[1:], strict=False)
-                for key in batch.keys[start:end]
+                for i, key in enumerate(batch.keys[start:end])
             ]
-            rows, publication = self._rows(predictor, [(one.table_name, key) for one, key in features])
-        texts = {self.key_of(text): text for text in self._ids(message)}
+            rows, publication = self._rows(predictor, [(one.table_name, key) for one, _, key in features])
+        sample = json.loads(message.decode("utf-8", "surrogatepass"), parse_int=str, parse_float=str)
+        texts = {self.key_of(text): text for text in self._ids(sample)}
+        cells = {one.name: self._cells(one, sample) for one in self._schema.cells}
         hits = [
-            Hit(one.name, one.table_name, texts.get(key) if isinstance(one, Categorical) else None, row)
-            for (one, key), row in zip(features, rows, strict=True)
+            Hit(
+                one.name,
+                one.table_name,
+                texts.get(key) if isinstance(one, Categorical) else None,
+                cells[one.name][i] if isinstance(one, Cells) else None,
+                row,
+            )
+            for (one, i, key), row in zip(features, rows, strict=True)
         ]
         return hits, publication
 
-    def _ids(self, message: bytes) -> list[str]:
+    def _cells(self, cells: Cells, sample: Mapping[str, Any]) -> list[str]:
+        """The numbers of each cell that a sample reads, in order."""
+        [number] = (one for one in self._schema.numerics if one.name == cells.of)
+        value = sample.get(number.field_name)
+        if value is None or value in BLANKS:
+            return ["missing"]
+        return [describe_cell(float(value), bits) for bits in cells.bits]
+
+    def _ids(self, sample: Mapping[str, Any]) -> list[str]:
         """All that may be an id of a sample that has been accepted."""
-        sample = json.loads(message.decode("utf-8", "surrogatepass"), parse_int=str, parse_float=str)
-        ids = [id for one in self._schema.categoricals for id in one.default_ids or ()]
+        ids: list[Any] = [id for one in self._schema.categoricals for id in one.default_ids or ()]
         for one in self._schema.categoricals:
             value = sample.get(one.field_name)
             ids += value if isinstance(value, list) else [value]
@@ -129,3 +147,15 @@ class Inspector:
         count[table, 1] = 1
         starts = np.concatenate([[0], np.cumsum(count[:, 1])]).astype(np.int64)
         return self._planner.plan(np.array([key], np.uint64), starts, count, np.zeros(1))
+
+
+def describe_cell(number: float, bits: int) -> str:
+    """The numbers of the cell of a size (`Grid`) in which a number lies, from the one closest to zero on.
+
+    >>> describe_cell(3.1, 4)
+    '3 to 3.125'
+    """
+    cut = MAX_CELL_BITS - bits
+    raw = int(np.float32(number + 0.0).view(np.uint32)) >> cut
+    near, far = np.array([raw << cut, (raw + 1) << cut], np.uint32).view(np.float32).tolist()
+    return f"{near:.7g} to {far:.7g}"

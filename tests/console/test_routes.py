@@ -6,13 +6,18 @@ from importlib.resources import files
 from typing import Any
 
 import httpx
+import keras
 import numpy as np
 import pytest
 
+import streamtrain as st
 from streamtrain._core import hash_bytes
+from streamtrain.model.spec import Spec
 from streamtrain.serve.http.app import make_app
 from streamtrain.serve.inspector import MAX_IDS
-from streamtrain.serve.registry import Registry
+from streamtrain.serve.registry import HEAD, Registry
+from streamtrain.store.publication import Weights
+from streamtrain.testing.store import MemoryOrigin
 from tests.console.conftest import MODEL, Shown
 from tests.console.shown import Told, origin_of, registry_of, told
 from tests.patience import PATIENCE
@@ -220,6 +225,31 @@ def test_what_is_explained_is_what_is_read(shown: Shown) -> None:
     ][1]["ids"]
     looked_up = shown.client.get(f"{URL}/rows/item/7").json()
     assert (row["key"], row["norm"]) == (looked_up["key"], looked_up["norm"])
+
+
+def test_cells_are_explained_by_their_numbers() -> None:
+    def graph(inputs: dict[str, Any]) -> Any:
+        return keras.layers.Dense(1, "sigmoid")(inputs["price_cells"])
+
+    price = st.Numeric("price", default=0.0, grid=st.Grid(2, bits=(0, 4)))
+    model = st.Model(st.Schema(features=[price]), graph, name="shop")
+    spec = Spec.of(model)
+    origin = MemoryOrigin(spec.to_json(), model.name)
+    weights = Weights(np.zeros(spec.dense_size, np.float32), np.zeros(spec.statistics_size, np.float32))
+    origin.publish({}, weights, clock={0: 1}, watermark=1.0)
+    registry = Registry(model, origin)
+    registry.promote(HEAD)
+    with serving(registry) as client:
+        for given, expected in (
+            ({"price": 3.1}, ["2 to 4", "3 to 3.125"]),
+            ({"price": -3.1}, ["-2 to -4", "-3 to -3.125"]),
+            ({"price": 0}, ["0 to 1.175494e-38", "0 to 7.34684e-40"]),
+            ({"price": "NA"}, ["missing"]),
+            ({}, ["missing"]),
+        ):
+            said = client.post(f"{URL}:explain", json={"instances": [given]}).json()
+            [feature] = said["features"]
+            assert [(one["id"], one["cell"]) for one in feature["ids"]] == [(None, cell) for cell in expected]
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ class Cluster(Struct):
 class IdRow(Struct, kw_only=True):
     """The row that an id reads."""
 
-    id: Annotated[str | None, Meta(description="null: of a cross.")]
+    id: Annotated[str | None, Meta(description="null: of a cross, or of a cell.")]
     key: Annotated[str, Meta(description="Unsigned 64-bit, in decimal.")]
     found: Annotated[bool, Meta(description="Whether it has a row; else it reads its initial value.")]
     norm: Annotated[float | None, Meta(description="Euclidean.")]
@@ -160,12 +160,18 @@ class TableRow(IdRow, kw_only=True):
     cluster: Annotated[str, Meta(description='"ok", "not configured", or why the cluster is not known.')]
 
 
+class ReadRow(IdRow, kw_only=True):
+    """The row that an id or a cell of an instance reads."""
+
+    cell: Annotated[str | None, Meta(description='The numbers of the cell, or "missing"; null: it is none.')]
+
+
 class FeatureRows(Struct):
     """The rows that a feature of an instance reads."""
 
     feature: str
     table: str
-    ids: list[IdRow]
+    ids: list[ReadRow]
 
 
 class Explanation(Struct):
@@ -379,7 +385,7 @@ def routes(service: Service, cluster: ClusterView | None, can_compare: bool = Fa
         embedded = target.model.model.schema.embedded
         features = {one.name: FeatureRows(one.name, one.table_name, []) for one in embedded}
         for hit in hits:
-            features[hit.feature].ids.append(IdRow(id=hit.id, **_key_of(hit.row)))
+            features[hit.feature].ids.append(ReadRow(id=hit.id, cell=hit.cell, **_key_of(hit.row)))
         return json_response(Explanation(predictor.name, publication.number, [*features.values()]))
 
     static = Mount("/console", _Files(packages=[("streamtrain.serve", "static")]))

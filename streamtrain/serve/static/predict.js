@@ -126,8 +126,8 @@ function hits(features) {
       h("dd", {}, one.ids.length ? one.ids.map((id) => chip(one.table, id)) : h("span", { class: "hint" }, "no ids"))))));
 }
 
-function chip(table, { id, key, found, norm }) {
-  const text = id ?? `key ${key}`;
+function chip(table, { id, cell, key, found, norm }) {
+  const text = id ?? cell ?? `key ${key}`;
   const content = [h("span", { class: "id" }, text), h("em", {}, found ? `row, norm ${value(norm)}` : "birth value")];
   const look = { class: "chip", "data-found": `${found}` };
   if (id == null) return h("span", look, content);
