@@ -302,6 +302,9 @@ class ModelOptions:
         Raises:
             ConfigError: there is no such label, or nothing to learn from; or the model file cannot be written.
         """
+        from streamtrain.stream.csv_file import Rules
+        from streamtrain.stream.json_lines import converted
+
         first = [*islice(messages, INFERRED_SAMPLES)]
         samples: list[dict[str, Any]] = []
         for message in first:
@@ -310,7 +313,7 @@ class ModelOptions:
         if not samples:
             raise ConfigError(f"none of the first {len(first):,} samples of {file.name} is a JSON object")
         label, _, positive = (self.label or "").partition("=")
-        inferred = infer_schema(samples, label, positive=positive or None, time=self.time, splits=not file.is_stdin)
+        inferred = infer_schema(samples, label, positive=positive or None, time=self.time)
         console.print(
             Text(f"by its first {inferred.samples:,} samples, the fields of {file.name} are:"), soft_wrap=True
         )
@@ -323,8 +326,10 @@ class ModelOptions:
         text = inferred.text
         if file.format == "csv":  # also where a later id looks like another thing, such as 12e5
             text = frozenset(one.name for one in inferred.fields if one.role == "id")
-        if file.is_stdin or not (text or inferred.lists):
+        if not text and not inferred.lists:
             return inferred, file, chain(first, messages)
+        if file.format == "jsonl":  # which may be standard input
+            return inferred, file, converted(chain(first, messages), Rules(text, inferred.lists))
         again = file.read_as(text, inferred.lists)
         return inferred, again, again.opened()
 

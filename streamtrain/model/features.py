@@ -25,6 +25,8 @@ MAX_LENGTH = 2**31 - 1
 MAX_CAPACITY = 2**32 - 2
 BLANKS = frozenset(("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "\\N", "-", "?"))
 """Texts that stand for a missing number, as the native core has them (sample.h)."""
+JSON_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+"""Pattern of a number as JSON has it: 007 is none."""
 MAX_FLOAT = 3.4028234663852886e38  # of float32
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import ConfigError
-from streamtrain.model.features import BLANKS, Categorical, Feature, Label, Numeric
+from streamtrain.model.features import BLANKS, JSON_NUMBER, Categorical, Feature, Label, Numeric
 from streamtrain.model.schema import TIME_UNITS, Schema, find_time_formats
 from streamtrain.python_source import as_python, plain, schema_source
 
@@ -42,7 +42,7 @@ _OFTEN = 0.02  # share of texts from which on a number of parts is not an except
 _EARLIEST, _LATEST = 1e8, 4.1e9  # epoch seconds of 1973 to 2099
 _ASCENDING = 0.99  # share of times that are no earlier than the one before, in a file that is in order
 _SEPARATOR = "|"
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(JSON_NUMBER)
 _LONG = 24  # characters of an example
 
 _ID_NAME = re.compile(
@@ -128,7 +128,6 @@ def infer_schema(
     *,
     positive: str | None = None,
     time: str | None = None,
-    splits: bool = False,
 ) -> InferredSchema:
     """Decides what the fields of samples are by their values.
 
@@ -137,7 +136,6 @@ def infer_schema(
         label: the field to be predicted.
         positive: its value that is the positive class, as text; None: by its values.
         time: the field of the event time; "": none; None: the one whose values are times, if there is one.
-        splits: whether text can be split where it is read.
 
     Raises:
         ConfigError: there is no such field, or no feature; or the label's values do not say which class is positive.
@@ -160,7 +158,7 @@ def infer_schema(
         elif when and column is when.column:
             role, why = "time", when.why
         else:
-            role, why = _role(column, splits=splits)
+            role, why = _role(column)
             features += _features(column, role, names)
             if role == "id" and (column.floats or column.booleans):
                 text.add(name)
@@ -312,10 +310,10 @@ def _seconds(column: _Column, *, named: bool) -> Iterator[tuple[str | None, NDAr
 _Judged = tuple[Role, str] | None
 
 
-def _role(column: _Column, *, splits: bool) -> tuple[Role, str]:
+def _role(column: _Column) -> tuple[Role, str]:
     """What a field that is neither label nor time is, and why."""
     missing = f", {column.missing / len(column.all):.0%} missing" if column.missing else ""
-    judged = (_useless(column), _list(column), _number(column), _split(column, splits=splits))
+    judged = (_useless(column), _list(column), _number(column), _split(column))
     role, why = next((one for one in judged if one), ("id", f"{len(column.counts):,} different values"))
     if role in ("id", "left out") and column.texts and all(_NUMBER.fullmatch(one) for one in column.counts):
         why += "; numbers in quotes are text"
@@ -366,17 +364,16 @@ def _number(column: _Column) -> _Judged:
     return role, why  # type: ignore[return-value]
 
 
-def _split(column: _Column, *, splits: bool) -> _Judged:
+def _split(column: _Column) -> _Judged:
     """Texts of several parts."""
     texts = column.texts
     lengths = Counter(text.count(_SEPARATOR) + 1 for text in texts)
     often = [parts for parts, count in lengths.items() if count >= max(2, _OFTEN * len(texts))]
-    if len(often) > 1 and splits:
+    if len(often) > 1:
         return "list", f"{min(often)} to {max(often)} parts, separated by {_SEPARATOR}"
     if column.words < _WORDS or len(column.counts) <= len(texts) / 2:
         return None
-    why = f"texts of {column.words:.0f} words"
-    return ("words", why) if splits else ("left out", f"{why}; as a list of its words it would be learned")
+    return "words", f"texts of {column.words:.0f} words"
 
 
 def _is_called_an_id(column: _Column) -> bool:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from streamtrain.errors import ConfigError
-from streamtrain.model.features import BLANKS
+from streamtrain.model.features import BLANKS, JSON_NUMBER
 
 BLOCK = 1 << 20
 """Bytes read at once, and of the longest row."""
@@ -30,7 +30,7 @@ _COMMENT = "#"
 _JUDGED_ROWS = 1000  # by which columns are judged
 _LEAST = 4  # bytes that are read at once
 _SHOWN = 80  # characters of a row that is refused
-_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"  # as JSON has them: 007 is not one
+_NUMBER = f"^{JSON_NUMBER}$"
 _DECIMAL_COMMA = r"^-?([1-9][0-9]{0,2}(\.[0-9]{3})+|[0-9]+)(,[0-9]+)?$"
 _THOUSANDS = r"^-?([1-9][0-9]{0,2}(,[0-9]{3})+|[0-9]+)(\.[0-9]+)?$"
 _BOOLEAN = r"^(true|false|True|False|TRUE|FALSE)$"

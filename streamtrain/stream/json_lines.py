@@ -1,6 +1,7 @@
 """JSON lines: the lines of a stream, one field of theirs, and their fields as text and lists (`Rules`)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from streamtrain.stream.csv_file import BLOCK, Rules, make_lists
 
 _MAX_LINE = 16 << 20  # bytes
 _EXACT = 1 << 53  # up to which a double is any integer
+_PART = 256  # messages that are converted together
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -82,6 +84,13 @@ def convert(messages: list[bytes], rules: Rules, *, checked: bool) -> list[bytes
     return [_encode(samples[i]) if i in changed else message for i, message in enumerate(messages)]
 
 
+def converted(messages: Iterable[bytes], rules: Rules) -> Iterator[bytes]:
+    """All messages as `convert` has them, read no further ahead than a few."""
+    left = iter(messages)
+    while part := [*islice(left, _PART)]:
+        yield from convert(part, rules, checked=False)
+
+
 def _fields(message: bytes) -> dict[str, msgspec.Raw] | None:
     try:
         return _decode(message)
@@ -95,6 +104,10 @@ def _text(raw: msgspec.Raw) -> str | None:
         value = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
+    if isinstance(value, str):
+        return value
     if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
         return str(int(value))  # what pandas makes of integers with gaps
-    return value if isinstance(value, str) else str(raw, "utf-8") if isinstance(value, bool | int | float) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return str(raw, "utf-8") if isinstance(value, bool | float) else None

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import subprocess
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -180,19 +179,24 @@ def test_later_ids_that_look_like_something_else(tmp_path: Path) -> None:
 
 def test_words_of_json_lines(tmp_path: Path) -> None:
     titles = [f"the {'good' if i % 3 else 'bad'} film of {i * 7 % 2003}" for i in range(4000)]
-    samples = [{"title": title, "user_id": float(i % 90), "seen": i % 3 > 0} for i, title in enumerate(titles)]
+    samples: list[dict[str, Any]] = [
+        {"title": title, "user_id": float(i % 90), "seen": i % 3 > 0} for i, title in enumerate(titles)
+    ]
     file, model = tmp_path / "films.jsonl", tmp_path / "made.py"
     file.write_bytes(jsonl(samples))
-    inferring = ModelOptions(None, "seen", None, str(model))
-    inferred, read, messages = inferring.infer(SampleFile(str(file)), iter(jsonl(samples).splitlines()), Console())
+    inferring, read = ModelOptions(None, "seen", None, None), SampleFile(str(file))
+    inferred, _, messages = inferring.infer(read, read.opened(), Console(file=io.StringIO()))
     assert {one.name: one.role for one in inferred.fields} == {"title": "words", "user_id": "id", "seen": "label"}
-    first = next(messages)
-    assert json.loads(first) == {"title": titles[0].split(), "user_id": "0", "seen": False}
+    found = [json.loads(one) for one in messages]
+    assert found == [
+        {"title": one["title"].split(), "user_id": str(i % 90), "seen": one["seen"]} for i, one in enumerate(samples)
+    ]
+    done = run("learn", "-", "--label", "seen", "--write-model", str(model), stdin=jsonl(samples))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["samples"], figures["bad"]) == (4000, {})
+    assert figures["metrics"]["seen"]["auc"] > 0.9
     assert "read with --text user_id --lists 'title= ', be it" in model.read_text()
-    learner = st.Learner(st.load_model(f"{model}:model"))
-    done = replay(learner, chain([first], messages), Console(file=io.StringIO()), title="films", place=read.place)
-    assert (done.samples, done.bad) == (4000, {})
-    assert learner.metrics()["seen"].auc > 0.9
 
 
 @pytest.mark.parametrize(

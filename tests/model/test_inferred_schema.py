@@ -55,10 +55,10 @@ TITLES = [" ".join(RANDOM.choice(["war", "of", "the", "worlds", "in", "time"]) f
         ("country", ["DE"] * COUNT, "left out", "always the same"),
         ("promo", ["x", *[None] * (COUNT - 1)], "id", "1 different values, 100% missing"),
         ("number", [2**70 + i % 50 for i in range(COUNT)], "id", "50 different integers, too large for numbers"),
-        ("unique", [f"{title} {i}" for i, title in enumerate(TITLES)], "left out", "texts of 7 words; as a list of"),
+        ("unique", [f"{title} {i}" for i, title in enumerate(TITLES)], "words", "texts of 7 words"),
         ("empty", [None] * COUNT, "left out", "no values"),
         ("place", [{"lat": 1}] * COUNT, "left out", "objects"),
-        ("title", TITLES, "left out", "texts of 6 words; as a list of its words it would be learned"),
+        ("title", TITLES, "words", "texts of 6 words"),
     ],
 )
 def test_what_a_field_is(name: str, values: list[Any], role: str, why: str) -> None:
@@ -67,18 +67,17 @@ def test_what_a_field_is(name: str, values: list[Any], role: str, why: str) -> N
     assert why in found[1]
 
 
-def test_text_is_split_where_it_can_be() -> None:
+def test_text_of_several_parts_is_split() -> None:
     genres = ["Comedy", "Comedy|Drama", "Drama|War|Western"]
     samples = [{"genres": genres[i % 3], "title": TITLES[i], "y": i % 2} for i in range(COUNT)]
-    found = infer_schema(samples, "y", splits=True)
+    found = infer_schema(samples, "y")
     assert [one.role for one in found.fields] == ["list", "words", "label"]
     assert found.lists == {"genres": "|", "title": " "}
-    assert infer_schema(samples, "y").lists == {}
 
 
 def test_an_id_that_looks_like_something_else_is_read_as_text() -> None:
     samples = [{"seat": ["12A", 7, 12.5, True][i % 4], "row_id": float(i % 9), "y": i % 2} for i in range(COUNT)]
-    found = infer_schema(samples, "y", splits=True)
+    found = infer_schema(samples, "y")
     assert [one.role for one in found.fields[:2]] == ["id", "id"]
     assert found.text == {"seat", "row_id"}
 

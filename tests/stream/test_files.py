@@ -536,7 +536,7 @@ def test_text_and_lists_of_json_lines(tmp_path: Path) -> None:
         b'{"genres":"","id":true,"genres":"say \\"hi\\"|b"}',
         b'{"genres":"\\ud800","id":1.5}',
         b'{"genres":null,"id":null}',
-        b'{"genres":7,"id":[1]}',
+        b'{"genres":7,"id":[1],"n":-0}',
         b"[1]",
         b"{",
         b'{"genres":"\xff"}',
@@ -548,7 +548,7 @@ def test_text_and_lists_of_json_lines(tmp_path: Path) -> None:
         lines[1],
         b'{"genres":["say \\"hi\\"","b"],"id":"true"}',
         *lines[3:5],
-        b'{"genres":["7"],"id":[1]}',
+        b'{"genres":["7"],"id":[1],"n":"0"}',
         *lines[6:],
     ]
     with pytest.raises(ConfigError, match=r"none of the first 9 samples has a field 'x y'"):
