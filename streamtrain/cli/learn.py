@@ -299,6 +299,8 @@ class ModelOptions:
     ) -> tuple[InferredSchema, "SampleFile", Iterator[bytes]]:
         """What the samples are, and the file and all its messages as they are to be read; shows a table.
 
+        What `--text` and `--lists` say of a field holds.
+
         Raises:
             ConfigError: there is no such label, or nothing to learn from; or the model file cannot be written.
         """
@@ -313,7 +315,10 @@ class ModelOptions:
         if not samples:
             raise ConfigError(f"none of the first {len(first):,} samples of {file.name} is a JSON object")
         label, _, positive = (self.label or "").partition("=")
-        inferred = infer_schema(samples, label, positive=positive or None, time=self.time)
+        given = file.rules
+        inferred = infer_schema(
+            samples, label, positive=positive or None, time=self.time, text=given.text, lists=given.lists
+        )
         console.print(
             Text(f"by its first {inferred.samples:,} samples, the fields of {file.name} are:"), soft_wrap=True
         )

@@ -128,6 +128,8 @@ def infer_schema(
     *,
     positive: str | None = None,
     time: str | None = None,
+    text: Collection[str] = (),
+    lists: Mapping[str, str] | None = None,
 ) -> InferredSchema:
     """Decides what the fields of samples are by their values.
 
@@ -136,6 +138,8 @@ def infer_schema(
         label: the field to be predicted.
         positive: its value that is the positive class, as text; None: by its values.
         time: the field of the event time; "": none; None: the one whose values are times, if there is one.
+        text: fields that are read as text, and stay as they are.
+        lists: fields that are read as lists, by name the separator.
 
     Raises:
         ConfigError: there is no such field, or no feature; or the label's values do not say which class is positive.
@@ -149,8 +153,7 @@ def infer_schema(
     when = _time(columns, label, time)
     found: list[InferredField] = []
     features: list[Feature] = []
-    text: set[str] = set()
-    lists: dict[str, str] = {}
+    texts, separators = {*text}, {**(lists or {})}
     for name, column in columns.items():
         if name == label:
             role: Role = "label"
@@ -158,18 +161,18 @@ def infer_schema(
         elif when and column is when.column:
             role, why = "time", when.why
         else:
-            role, why = _role(column)
+            role, why = _role(column, splits=name not in text)
             features += _features(column, role, names)
             if role == "id" and (column.floats or column.booleans):
-                text.add(name)
+                texts.add(name)
             if role in ("list", "words") and not column.lists:
-                lists[name] = _SEPARATOR if role == "list" else " "
+                separators[name] = _SEPARATOR if role == "list" else " "
         found.append(InferredField(name, role, why, column.examples))
     if not features:
         raise ConfigError(f"no field but the label {label!r} tells samples apart: {_listed(found)}")
     form = None if when is None or when.format == "s" else when.format
     schema = Schema(label=made.label, time=when.column.name if when else None, time_format=form, features=features)
-    return InferredSchema(schema, made.loss, tuple(found), frozenset(text), lists, len(samples))
+    return InferredSchema(schema, made.loss, tuple(found), frozenset(texts), separators, len(samples))
 
 
 class _Column:
@@ -310,10 +313,10 @@ def _seconds(column: _Column, *, named: bool) -> Iterator[tuple[str | None, NDAr
 _Judged = tuple[Role, str] | None
 
 
-def _role(column: _Column) -> tuple[Role, str]:
-    """What a field that is neither label nor time is, and why."""
+def _role(column: _Column, *, splits: bool) -> tuple[Role, str]:
+    """What a field that is neither label nor time is, and why; `splits`: whether its text may be a list."""
     missing = f", {column.missing / len(column.all):.0%} missing" if column.missing else ""
-    judged = (_useless(column), _list(column), _number(column), _split(column))
+    judged = (_useless(column), _list(column), _number(column), _split(column) if splits else None)
     role, why = next((one for one in judged if one), ("id", f"{len(column.counts):,} different values"))
     if role in ("id", "left out") and column.texts and all(_NUMBER.fullmatch(one) for one in column.counts):
         why += "; numbers in quotes are text"

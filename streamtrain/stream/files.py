@@ -82,7 +82,7 @@ class SampleFile:
         self.name = shown(self._urls[0]) + (f" and {len(self._urls) - 1:,} more" if self._urls[1:] else "")
         self._files = find_files(self._urls)
         self.format = format or format_of(self._files)
-        self._key, self._time, self._rules = key, time, Rules(frozenset(text), lists or {})
+        self._key, self._time, self.rules = key, time, Rules(frozenset(text), lists or {})
         self._times = times or EventTimes()
         self._begun: list[_Begun] = []
         self._blanks = array("q")  # by blank line, the number of samples before it
@@ -104,8 +104,8 @@ class SampleFile:
             key=self._key,
             time=self._time,
             times=self._times,
-            text=self._rules.text | {one for one in text if one not in self._rules.lists},
-            lists={**lists, **self._rules.lists},
+            text=self.rules.text | {one for one in text if one not in self.rules.lists},
+            lists={**lists, **self.rules.lists},
         )
 
     def blocks(self) -> Iterator[FileBlock]:
@@ -168,13 +168,13 @@ class SampleFile:
         raw, stream = _open(url, stack, is_text=self.format != "parquet")
         size = getattr(raw, "size", None)
         if self.format == "parquet":
-            yield from _parquet_rows(raw, self._key, self._time, self._rules)
+            yield from _parquet_rows(raw, self._key, self._time, self.rules)
             return
         if self.format == "csv":
             with ExitStack() as start:
                 dialect = read_dialect(_open(url, start, is_text=True)[1])
-            _check_columns(dialect.names, [self._key, self._time, *self._rules.names])
-            rows = read_csv(stream, dialect, self._key, self._time, self._rules)
+            _check_columns(dialect.names, [self._key, self._time, *self.rules.names])
+            rows = read_csv(stream, dialect, self._key, self._time, self.rules)
         else:
             rows = self._json_rows(stream.read, checked=True)
         for each in rows:
@@ -200,8 +200,8 @@ class SampleFile:
             if len(values) < len(lines):
                 self._note_blanks(lines, count)
             count += len(values)
-            if self._rules.names:
-                values = convert(values, self._rules, checked=checked and bool(values))
+            if self.rules.names:
+                values = convert(values, self.rules, checked=checked and bool(values))
             rows = Rows(values, read_key and [*map(read_key, values)], read_time and [*map(read_time, values)])
             for name, column in ((self._key, rows.keys), (self._time, rows.times)):
                 if checked and column and all(value is None for value in column):

@@ -191,6 +191,10 @@ def test_words_of_json_lines(tmp_path: Path) -> None:
     assert found == [
         {"title": one["title"].split(), "user_id": str(i % 90), "seen": one["seen"]} for i, one in enumerate(samples)
     ]
+    told = SampleFile(str(file), text=["title"])
+    inferred, _, messages = inferring.infer(told, told.opened(), Console(file=io.StringIO()))
+    assert {one.name: one.role for one in inferred.fields} == {"title": "id", "user_id": "id", "seen": "label"}
+    assert json.loads(next(messages))["title"] == titles[0]
     done = run("learn", "-", "--label", "seen", "--write-model", str(model), stdin=jsonl(samples))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)

@@ -73,6 +73,11 @@ def test_text_of_several_parts_is_split() -> None:
     found = infer_schema(samples, "y")
     assert [one.role for one in found.fields] == ["list", "words", "label"]
     assert found.lists == {"genres": "|", "title": " "}
+    told = infer_schema(samples, "y", text=["genres", "title"], lists={"tags": ","})
+    assert [one.role for one in told.fields] == ["id", "id", "label"]
+    assert told.text == {"genres", "title"}
+    assert told.lists == {"tags": ","}
+    assert "read with --text genres,title --lists tags=," in told.source("films.csv")
 
 
 def test_an_id_that_looks_like_something_else_is_read_as_text() -> None:
