@@ -4,6 +4,7 @@
     python benchmarks/quality.py run --streams tweets stops --only Vowpal --again --rounds 2
     python benchmarks/quality.py run --streams options
     python benchmarks/quality.py run --streams rare
+    python benchmarks/quality.py run --streams large
     python benchmarks/quality.py list
     python benchmarks/quality.py page
 
@@ -20,6 +21,8 @@ their first 400,000. Their AUC and log loss are medians of three seeds.
 
 rare: streams of random numbers, of which few are positive, ten each; figures are their medians.
 
+large: a large graph whose weights step more or less often than its rows.
+
 How learners learn and are timed is in harness/learners.py; the streams are those of streams.py. Airlines, three million
 samples, are run if they are named: --streams "airlines: defaults".
 """
@@ -30,7 +33,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -104,6 +107,13 @@ CHANGES = {  # of the defaults, as arguments of `Model`
     "rows with `RowWiseAdagrad`": "embedding_optimizer=RowWiseAdagrad(0.2, initial_accumulator=0.01, decay=0.9995)",
     "rows with `FTRL(0.3)`": "embedding_optimizer=FTRL(0.3)",
     "rows with `Adam(0.003)`": "embedding_optimizer=Adam(0.003)",
+}
+LARGE_SHAPE = "two layers of 256 and 128"
+OF_LARGE = {  # steps of rows and of weights, as arguments of `Model`
+    "8 and 8": "dense_accumulation_steps=1",
+    "**8 and 32**": "",
+    "8 and 64": "dense_accumulation_steps=8",
+    "64 and 64": "micro_batch_size=64",
 }
 DECAYS = ("1", "0.9995", "0.998", "0.99")  # and that of the defaults, 0.999
 SIZES = (1, 2, 4, 16, 32)  # of micro-batches, beside those of CHANGES and the defaults
@@ -222,6 +232,25 @@ def options_of(stream: str) -> list[Contestant]:
     return made + [ours(shape, "--shape", shape) for shape in [*SHAPES][1:]]
 
 
+def of_large(stream: str) -> str:
+    """The name of the part that compares steps of a large graph on a stream."""
+    return f"{stream}: large graph"
+
+
+def large(stream: str) -> list[Contestant]:
+    """A large graph in steps of different sizes."""
+    words = ["--seconds", 2 * ONE_PASS, "--shape", LARGE_SHAPE]
+    return [
+        Contestant(
+            name,
+            python(SCRIPT, "streamtrain", *fields_of(stream), *words, "--replace", code),
+            OF_OPTIONS,
+            2 * ONE_PASS,
+        )
+        for name, code in OF_LARGE.items()
+    ]
+
+
 def of_rare(every: int, says: str) -> str:
     """The name of the part of a stream of rare labels."""
     return f"rare 1:{every}, {says}"
@@ -287,6 +316,11 @@ def groups(args: argparse.Namespace) -> dict[str, list[Part]]:
             Part(of_rare(every, says), f"rare labels, 1 in {every:,}, {says}", rare(every, says, environments))
             for says in ("something", "nothing")
             for every in RARE
+        ],
+        "large": [
+            Part(of_large(name), f"a large graph on {name}", large(name), input=partial(written, name, args.samples))
+            for name in WITH_SIGNAL
+            if name != "airlines"
         ],
         "options": [
             Part(of_options(name), f"options on {name}", options_of(name), input=partial(written, name, most))
@@ -379,9 +413,11 @@ def minus(text: str) -> str:
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def by_stream(found: Mapping[str, Any], head: str, names: Mapping[str, str]) -> str:
+def by_stream(
+    found: Mapping[str, Any], head: str, names: Mapping[str, str], part: Callable[[str], str] = of_options
+) -> str:
     """A table of AUC by stream; `names` are contestants by their text in the first column."""
-    parts = {one: found["medians"].get(of_options(one), {}) for one in WITH_SIGNAL}
+    parts = {one: found["medians"].get(part(one), {}) for one in WITH_SIGNAL}
     streams = [stream for stream, medians in parts.items() if medians]
     rows = []
     for text, name in names.items():
@@ -409,6 +445,12 @@ def of_decays(found: Mapping[str, Any]) -> str:
 def of_shapes(found: Mapping[str, Any]) -> str:
     """The table of shapes of models."""
     return by_stream(found, "shape", {"one layer of 64": AT_DEFAULTS} | {shape: shape for shape in [*SHAPES][1:]})
+
+
+def of_steps(found: Mapping[str, Any]) -> str:
+    """The table of a large graph."""
+    names = {name: name for name in OF_LARGE}
+    return by_stream(found, "samples of a step of rows and of weights", names, of_large)
 
 
 def of_rare_labels(found: Mapping[str, Any]) -> str:
@@ -539,7 +581,7 @@ def documents(found: Mapping[str, Any], docs: Path) -> dict[str, str]:
     shown = "![AUC and log loss by samples per second, for each stream](quality.svg)"
     whole = [about(found), shown, of_frontier(found), disturbed(found), compiling(found)]
     text = between(text, "frontier", "\n\n".join(whole))
-    tables = {"changes": of_changes, "sizes": of_sizes, "decays": of_decays, "shapes": of_shapes}
+    tables = {"changes": of_changes, "sizes": of_sizes, "decays": of_decays, "shapes": of_shapes, "large": of_steps}
     for name, made in (tables | {"rare": of_rare_labels}).items():
         text = between(text, name, made(found))
     return {"quality.md": text, "quality.svg": picture(found)}

@@ -105,6 +105,21 @@ def _deep(names: Sequence[str]) -> Shape:
     return [st.Categorical(name, dim=16) for name in names], graph
 
 
+def _two_layers(names: Sequence[str]) -> Shape:
+    """A large graph: rows of 128, and layers of 256 and 128 over all there is."""
+    import keras
+
+    import streamtrain as st
+
+    def graph(inputs: Inputs) -> Any:
+        x = keras.layers.Concatenate()([*inputs.values()])
+        for width in (256, 128):
+            x = keras.layers.Dense(width, "relu")(x)
+        return keras.layers.Dense(1, "sigmoid")(x)
+
+    return [st.Categorical(name, dim=128) for name in names], graph
+
+
 def _wide_deep(names: Sequence[str]) -> Shape:
     """The same, plus one weight per id."""
     import keras
@@ -196,6 +211,7 @@ def _scored(terms: list[Any], numbers: Inputs) -> Any:
 
 SHAPES: dict[str, Callable[[Sequence[str]], Shape]] = {
     "one layer": _deep,
+    "two layers of 256 and 128": _two_layers,
     "without a graph": _no_graph,
     "wide & deep": _wide_deep,
     "DCN-v2, two layers": _dcn,

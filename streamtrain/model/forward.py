@@ -1,7 +1,7 @@
 """Forward: how a model's Keras graph is called, in training and in serving, on the matrix of a batch.
 
 TensorFlow is imported when a Forward is created. This is the one module that uses private APIs of TensorFlow and Keras
-(`_replace`, `differs_in_training`, `_Trial`); pyproject.toml bounds their versions for that.
+(`rewire`, `differs_in_training`, `_Trial`); pyproject.toml bounds their versions for that.
 """
 
 import logging
@@ -50,7 +50,7 @@ def fuse_concats(columns: "tf.Tensor", pieces: Sequence["tf.Tensor"]) -> None:
             continue
         with user.graph.as_default():
             whole = columns if span == (0, at) else columns[:, slice(*span)]
-        _replace(user.outputs[0], whole)
+        rewire(user.outputs[0], whole)
 
 
 def _span(operation: Any, bounds: dict[Any, tuple[int, int]]) -> tuple[int, int] | None:
@@ -67,7 +67,7 @@ def _span(operation: Any, bounds: dict[Any, tuple[int, int]]) -> tuple[int, int]
     return None if any(a[1] != b[0] for a, b in pairwise(known)) else (known[0][0], known[-1][1])
 
 
-def _replace(tensor: "tf.Tensor", other: "tf.Tensor") -> None:
+def rewire(tensor: "tf.Tensor", other: "tf.Tensor") -> None:
     """Rewires all consumers of a tensor to another one. TensorFlow has no public API for it."""
     for operation in tensor.consumers():
         for i, operand in enumerate(operation.inputs):
@@ -232,22 +232,14 @@ class Forward:
         Args:
             trainable: weights in Keras's order.
             state: non-trainable ones, too.
-            features: the matrix.
+            features: the matrix; see `matrix`.
             training: whether layers behave as in training.
         """
         pieces = split_columns(features, self._widths)
-        made = self.call_parts(trainable, state, pieces, training=training)
-        fuse_concats(features, pieces)
-        return made
-
-    def call_parts(
-        self, trainable: list["tf.Tensor"], state: list["tf.Tensor"], parts: list["tf.Tensor"], *, training: bool
-    ) -> Made:
-        """Like `call`, on the parts of the matrix: one for each feature, then the lengths of sequences."""
-        inputs = self._inputs(parts)
         outputs, new_state, *rest = self._model.keras.stateless_call(
-            trainable, state, inputs, training=training, return_losses=training
+            trainable, state, self._inputs(pieces), training=training, return_losses=training
         )
+        fuse_concats(features, pieces)
         return Made(outputs, new_state, rest[0] if training else [])
 
     def _inputs(self, parts: list["tf.Tensor"]) -> dict[str, Any]:

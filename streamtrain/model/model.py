@@ -60,6 +60,10 @@ _LAYER_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")  # of a scope at th
 _EARLIER_DEFAULTS: tuple[dict[str, Any], ...] = (
     {"embedding_optimizer": Adagrad(decay=0.999), "dense_optimizer": Adam(beta1=0.0)},
 )
+LARGE_WEIGHT = 65_536
+"""Elements from which a step of a weight costs more than eight samples; docs/performance.md."""
+
+_ACCUMULATED_STEPS, _ACCUMULATED_SAMPLES = 4, 32  # for one step of a large weight, at most; docs/quality.md
 _FEW_WEIGHTS = 10_000  # which cost a step little whether they change or not
 _KEPT_OTHERWISE = ("loss", "keep")  # options that are not attributes of the same name
 
@@ -89,6 +93,9 @@ class Model:
         micro_batch_size: samples of a step. A larger batch is learned as a sequence of such steps, of which each sees
             the rows and weights that those before it have changed. "auto": 2 without a graph, otherwise 8. None: a
             whole batch is one step.
+        dense_accumulation_steps: number of such steps in which the gradients of a large weight, of 65,536 elements or
+            more, are added up for one step of its own, as that costs more than the samples; a batch ends it. "auto": 4,
+            or as many as have 32 samples.
         loss_weights: factor of each label's loss; default 1.
         seed: of birth values and of the graph's initial weights. Building the graph sets Keras's and TensorFlow's
             global seed to it.
@@ -110,6 +117,7 @@ class Model:
         name: str = "model",
         reduction: Literal["row_sum", "mean", "sum"] = "row_sum",
         micro_batch_size: int | Literal["auto"] | None = "auto",
+        dense_accumulation_steps: int | Literal["auto"] = "auto",
         loss_weights: Mapping[str, float] | None = None,
         seed: int = 0,
         keep: Mapping[int, float] | None = None,
@@ -122,6 +130,7 @@ class Model:
             self._defaulted |= {"micro_batch_size"}
             micro_batch_size = 2 if has_default_graph else 8  # docs/quality.md
         self.micro_batch_size = micro_batch_size
+        self.dense_accumulation_steps = dense_accumulation_steps
         # Both follow a stream that drifts, and learn from one positive in thousands of samples (docs/quality.md).
         self.embedding_optimizer = Adagrad(decay=0.9995) if embedding_optimizer is None else embedding_optimizer
         if dense_optimizer is None:
@@ -237,6 +246,11 @@ class Model:
             raise ConfigError(
                 f'micro_batch_size must be 1 to {MAX_MICRO_BATCH}, "auto" or None, not {self.micro_batch_size!r}'
             )
+        if self.dense_accumulation_steps != "auto" and not is_count(self.dense_accumulation_steps, MAX_MICRO_BATCH):
+            raise ConfigError(
+                f'dense_accumulation_steps must be 1 to {MAX_MICRO_BATCH} or "auto", not '
+                f"{self.dense_accumulation_steps!r}"
+            )
         if not isinstance(self.name, str) or not self.name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"name must consist of letters, digits, - and _, not {self.name!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
@@ -325,6 +339,13 @@ class Model:
                     "keras.ops.softplus for weights that must not be negative"
                 )
         return DenseLayout(tuple(w.path for w in weights), tuple(tuple(w.shape) for w in weights))
+
+    @property
+    def accumulated_steps(self) -> int:
+        """Micro-batches for one step of the large weights."""
+        if self.dense_accumulation_steps != "auto":
+            return self.dense_accumulation_steps
+        return min(max(_ACCUMULATED_SAMPLES // (self.micro_batch_size or _ACCUMULATED_SAMPLES), 1), _ACCUMULATED_STEPS)
 
     @cached_property
     def output_biases(self) -> dict[str, int]:

@@ -21,7 +21,7 @@ from streamtrain._core import MicroPlan, Plan, aligned_floats
 from streamtrain.model.batch import Batch
 from streamtrain.model.features import Cells
 from streamtrain.model.forward import Traced, tensor_view
-from streamtrain.model.model import Model
+from streamtrain.model.model import LARGE_WEIGHT, Model
 from streamtrain.model.spec import Spec
 from streamtrain.ps.client import PendingPull, RowGradients
 from streamtrain.ps.push import DenseChange
@@ -31,9 +31,6 @@ from streamtrain.train.step import Floats, Step
 
 logger = logging.getLogger(__name__)
 
-LARGE_GRAPH = 20_000
-"""Weights from which steps of 8 samples have less than half the speed of large ones; docs/performance.md."""
-
 _ROOM = 1.5  # capacity for rows, relative to those needed, so that few graphs are compiled
 _PADDED_IDS = 1 << 18  # that a batch may always have, padding included
 _PADDING = 4  # times the ids of a larger one
@@ -41,14 +38,13 @@ _PADDING = 4  # times the ids of a larger one
 
 def describe_steps(model: Model) -> str:
     """In what steps batches of a model are learned, as a line of the log."""
-    size, weights = model.micro_batch_size, sum(model.dense.sizes)
+    size, large = model.micro_batch_size, sum(size for size in model.dense.sizes if size >= LARGE_WEIGHT)
     if size is None:
         return "learning each batch in one step, as micro_batch_size is None"
     steps = f"learning batches in steps of {size} samples (micro_batch_size)"
-    if weights < LARGE_GRAPH or size >= 64:
+    if not large or model.accumulated_steps == 1:
         return steps
-    large = f"the graph has {weights:,} weights: if this is too slow, micro_batch_size=64 is faster, but learns less"
-    return f"{steps}; {large}"
+    return f"{steps}, {large:,} of the weights once in {model.accumulated_steps} of them (dense_accumulation_steps)"
 
 
 class MicroResult(NamedTuple):
@@ -148,6 +144,7 @@ class MicroStep:
             [one.name for one in model.schema.numerics],
             [(label, model.losses[label.name], model.loss_weights[label.name]) for label in model.labels],
             model.reduction,
+            model.accumulated_steps,
             [sorted((name, value) for name, value in one.items() if name in OF_GRAPHS) for one in optimizers],
             [group.admits for group in self._groups],
         ]

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.model.forward import Traced
-from streamtrain.model.model import Model
+from streamtrain.model.model import LARGE_WEIGHT, Model
 from streamtrain.model.spec import Spec
 from streamtrain.train.optimizer_steps import step_dense, step_rows
+from streamtrain.train.products import factor_shapes, multiply_factors, norm_ratio, products_of, turn_products
 from streamtrain.train.step import Step
 
 _SMALL = 1024  # elements; the optimizer steps smaller weights together
@@ -119,30 +120,91 @@ class _Arguments(NamedTuple):
     weights: Any
 
 
-class _State(NamedTuple):
-    """The loop variables of the steps.
+class _Rows(NamedTuple):
+    """What each micro-batch changes, as loop variables.
 
     Attributes:
-        k: index of the step, from 0.
-        rows: the matrix of each group.
-        dense: the weights, packed; see `MicroGraph._pack`.
-        slots: state of the dense optimizer, by slot and packed as the weights.
-        done: number of steps that it has taken.
+        k: index of the micro-batch, from 0.
+        matrices: that of each group.
         statistics: the graph's statistics.
         own: states of the graph's random generators.
-        unusable: by group, the number of steps whose gradient was not finite or too large; float32 [entries, dim].
-        made: results of the steps: predictions, loss, and gradients of rows by group.
+        unusable: by group, the number of micro-batches whose gradient was not finite or too large; float32 [entries,
+            dim].
+        made: results of the micro-batches: predictions, loss, and gradients of rows by group.
     """
 
     k: Any
-    rows: list[Any]
-    dense: list[Any]
-    slots: list[list[Any]]
-    done: Any
+    matrices: list[Any]
     statistics: list[Any]
     own: list[Any]
     unusable: list[Any]
     made: list[Any]
+
+
+class _Weights(NamedTuple):
+    """What each step of the weights changes, as loop variables.
+
+    Attributes:
+        values: the weights, packed; see `MicroGraph._pack`.
+        slots: state of the dense optimizer, by slot and packed as the weights.
+        done: number of steps that it has taken.
+    """
+
+    values: list[Any]
+    slots: list[list[Any]]
+    done: Any
+
+    def cut(self, large: int) -> "tuple[_Weights, _Weights]":
+        """The first ones, and the others."""
+        first, others = (
+            _Weights(self.values[part], [of_slot[part] for of_slot in self.slots], self.done)
+            for part in (slice(large), slice(large, None))
+        )
+        return first, others
+
+    @classmethod
+    def joined(cls, first: "_Weights", others: "_Weights") -> "_Weights":
+        """Both together, with the steps of the first ones."""
+        slots = [a + b for a, b in zip(first.slots, others.slots, strict=True)]
+        return cls(first.values + others.values, slots, first.done)
+
+
+class _Forward(NamedTuple):
+    """What a micro-batch is before its gradients are taken.
+
+    Attributes:
+        blocks: by group, the rows of the micro-batch with their state.
+        ids: by group, the vectors of its ids.
+        features: the matrix of the graph's inputs, as `Forward.call` takes it.
+        known: non-trainable weights before it.
+        after: those after it.
+        outputs: of the graph, in training.
+        loss: the sum over its samples.
+        samples: their number.
+    """
+
+    blocks: list[Any]
+    ids: list[Any]
+    features: Any
+    known: list[Any]
+    after: list[Any]
+    outputs: dict[str, Any]
+    loss: Any
+    samples: Any
+
+
+class _Gradients(NamedTuple):
+    """The gradients of a micro-batch.
+
+    Attributes:
+        ids: by group, those of the vectors of its ids.
+        weights: by weight, None where factors are wanted instead.
+        factors: of those, see products.py.
+    """
+
+    ids: list[Any]
+    weights: list[Any]
+    factors: list[list[Any]]
 
 
 class MicroGraph:
@@ -161,16 +223,19 @@ class MicroGraph:
 
         assert model.micro_batch_size is not None
         self._tf, self._model, self._step, self._groups, self._shape = tf, model, step, groups, shape
-        self._size = model.micro_batch_size
+        self._size, self._accumulated = model.micro_batch_size, model.accumulated_steps
         self._sizes = model.dense.sizes
         self._dense_optimizer, self._slots = spec.dense_optimizer, spec.dense_slots
         small = [i for i, size in enumerate(self._sizes) if size < _SMALL]
-        large = [[i] for i, size in enumerate(self._sizes) if size >= _SMALL]
-        self._packs = [*large, small] if small else large
+        alone = sorted((i for i, size in enumerate(self._sizes) if size >= _SMALL), key=lambda i: -self._sizes[i])
+        self._packs = [*([i] for i in alone), small] if small else [[i] for i in alone]
+        self._large = sum(size >= LARGE_WEIGHT for size in self._sizes) if self._accumulated > 1 else 0
         self._numbers = step.forward.columns.width - step.forward.columns.numeric
+        self._xla = True
 
     def trace(self, *, xla: bool) -> Traced:
         """Traces it; XLA compiles it when it is called first."""
+        self._xla = xla
         return Traced(self._graph, self._signature(), xla=xla)
 
     def no_samples(self) -> list[Any]:
@@ -198,35 +263,36 @@ class MicroGraph:
         of = self._unpacked(*given)
         cut, layout = sum(self._sizes), self._model.dense
         last = (of.count + self._size - 1) // self._size
-        first = _State(
+        rows = _Rows(
             tf.constant(0),
             [matrix for matrix, *_ in of.groups],
-            self._pack(layout.split_tensor(of.parameters[:cut])),
-            [self._pack(layout.split_tensor(of.slots[s])) for s in range(self._slots)],
-            tf.constant(0),
             self._model.statistics.split_tensor(of.parameters[cut:]),
             list(of.own),
             [tf.zeros(one) for one in self._made()[2:]],
             [tf.TensorArray(tf.float32, self._shape.steps, element_shape=one) for one in self._made()],
         )
-        state = _State(
-            *tf.while_loop(
-                lambda k, *_: k < last,
-                lambda *variables: self._learn(of, _State(*variables)),
-                first,
-                parallel_iterations=1,
-            )
+        weights = _Weights(
+            self._pack(layout.split_tensor(of.parameters[:cut])),
+            [self._pack(layout.split_tensor(of.slots[s])) for s in range(self._slots)],
+            tf.constant(0),
         )
-        predictions, losses, *gradients = [array.stack() for array in state.made]
-        flat = [tf.reshape(one, [-1]) for one in [*self._unpack(state.dense), *state.statistics]]
+        factors = self._factors() if self._large else []
+        rows, weights = tf.while_loop(
+            lambda rows, _: rows.k < last,
+            lambda rows, weights: self._learn(of, last, factors, rows, weights),
+            (rows, weights),
+            parallel_iterations=1,
+        )
+        predictions, losses, *gradients = [array.stack() for array in rows.made]
+        flat = [tf.reshape(one, [-1]) for one in [*self._unpack(weights.values), *rows.statistics]]
         changed = tf.concat(flat, 0) if flat else tf.zeros([0])
-        by_weight = [self._unpack(of_slot) for of_slot in state.slots]
+        by_weight = [self._unpack(of_slot) for of_slot in weights.slots]
         flat_slots = [tf.concat([tf.reshape(one, [-1]) for one in of_slot], 0) for of_slot in by_weight if of_slot]
         slots = tf.stack(flat_slots) if flat_slots else of.slots
         finite = tf.reduce_all(tf.abs(changed) < _LIMIT) & tf.reduce_all(tf.math.is_finite(slots))
-        finite &= tf.reduce_all([tf.reduce_all(one == 0) for one in state.unusable] or [True])
-        dropped = last - state.done
-        return finite, predictions, losses, changed, slots, dropped, *gradients, *state.rows, *state.own
+        finite &= tf.reduce_all([tf.reduce_all(one == 0) for one in rows.unusable] or [True])
+        dropped = last - weights.done
+        return finite, predictions, losses, changed, slots, dropped, *gradients, *rows.matrices, *rows.own
 
     def _packing(self) -> tuple[list[list[int]], list[list[int]]]:
         """Shapes of what is packed, floats and integers; in the order of `MicroStep._arguments`."""
@@ -269,30 +335,133 @@ class MicroGraph:
             *scales,
         )
 
-    def _learn(self, of: _Arguments, state: _State) -> _State:
-        """One step."""
-        tf, k, forward, reduction = self._tf, state.k, self._step.forward, self._model.reduction
-        blocks = [tf.gather(matrix, one[1][k]) for matrix, one in zip(state.rows, of.groups, strict=True)]
+    def _learn(
+        self, of: _Arguments, last: Any, factors: list[list[list[int]] | None], rows: _Rows, weights: _Weights
+    ) -> tuple[_Rows, _Weights]:
+        """One step of the large weights, and the steps of rows and small weights that belong to it."""
+        if not self._large:
+            rows, gradients = self._learn_rows(of, rows, self._unpack(weights.values), [])
+            return rows, self._step_weights(of, weights, self._pack(gradients.weights))
+        return self._accumulate(of, last, factors, rows, weights)
+
+    def _accumulate(
+        self, of: _Arguments, last: Any, factors: list[list[list[int]] | None], rows: _Rows, weights: _Weights
+    ) -> tuple[_Rows, _Weights]:
+        """Steps of rows and small weights while the large weights stay as they are, then one step of these.
+
+        `factors` are those of `_factors`.
+        """
+        tf, first = self._tf, rows.k
+        stop = tf.minimum(first + self._accumulated, last)
+        large, small = weights.cut(self._large)
+        kept = [
+            [tf.TensorArray(tf.float32, self._accumulated, element_shape=shape) for shape in shapes]
+            for shapes in factors
+            if shapes
+        ]
+        whole = [one for one, shapes in zip(large.values, factors, strict=True) if not shapes]
+        added = [[tf.zeros_like(one), tf.zeros([])] for one in whole]
+        factored = [i for [i], shapes in zip(self._packs[: self._large], factors, strict=True) if shapes]
+
+        def learn(rows: _Rows, small: _Weights, kept: list[list[Any]], added: list[list[Any]]) -> Any:
+            at = rows.k - first
+            # Copies of this loop's own, whose users can be seen.
+            values = [tf.identity(one) for one in self._unpack([*large.values, *small.values])]
+            rows, gradients = self._learn_rows(of, rows, values, factored)
+            packed, found = self._pack(gradients.weights), gradients.factors
+            more, of_small = [one for one in packed[: self._large] if one is not None], packed[self._large :]
+            usable = None
+            if self._shape.guarded:
+                usable = self._usable([*more, *of_small, *(one for pair in found for one in pair)])
+                more, found = tf.nest.map_structure(lambda one: tf.where(usable, one, 0.0), (more, found))
+            small = self._step_weights(of, small, of_small, usable=usable)
+            pairs = zip(kept, found, strict=True)
+            kept = [[array.write(at, one) for array, one in zip(*pair, strict=True)] for pair in pairs]
+            added = [[a + one, b + tf.reduce_sum(one * one)] for (a, b), one in zip(added, more, strict=True)]
+            return rows, small, kept, added
+
+        rows, small, kept, added = tf.while_loop(
+            lambda rows, *_: rows.k < stop, learn, (rows, small, kept, added), parallel_iterations=1
+        )
+        products = iter([multiply_factors(*(one.stack() for one in pair)) for pair in kept])
+        others = iter([(one, norm_ratio(squares, tf.reduce_sum(one * one))) for one, squares in added])
+        gradients, ratios = zip(*(next(products if shapes else others) for shapes in factors), strict=True)
+        large = self._step_weights(of, large, [*gradients], ratios=[*ratios], steps=small.done - large.done)
+        return rows, _Weights.joined(large, small)
+
+    def _factors(self) -> list[list[list[int]] | None]:
+        """By large weight, `factor_shapes`."""
+        tf = self._tf
+        found: list[list[list[int]] | None] = []
+
+        def look(*given: Any) -> Any:
+            of = self._unpacked(*given)
+            values = self._model.dense.split_tensor(tf.zeros([sum(self._sizes)]))
+            statistics = self._model.statistics.split_tensor(of.parameters[sum(self._sizes) :])
+            rows = _Rows(tf.constant(0), [matrix for matrix, *_ in of.groups], statistics, list(of.own), [], [])
+            self._forward(of, rows, values)
+            found.extend(factor_shapes(values[i]) for [i] in self._packs[: self._large])
+
+        tf.function(look, input_signature=self._signature(), autograph=False).get_concrete_function()
+        return found
+
+    def _forward(self, of: _Arguments, rows: _Rows, values: list[Any]) -> _Forward:
+        tf, k, forward = self._tf, rows.k, self._step.forward
+        blocks = [tf.gather(matrix, one[1][k]) for matrix, one in zip(rows.matrices, of.groups, strict=True)]
         ids = [
             tf.gather(block[:, : group.dim], one[3][k])
             for group, block, one in zip(self._groups, blocks, of.groups, strict=True)
         ]
-        parts = self._parts(k, ids, of)
-        known = forward.merge(state.own, state.statistics)
-        weights = self._unpack(state.dense)
-        outputs, new_known, penalties = forward.call_parts(weights, known, parts, training=True)
+        features = self._features(k, ids, of)
+        known = forward.merge(rows.own, rows.statistics)
+        outputs, after, penalties = forward.call(values, known, features, training=True)
         samples = tf.cast(tf.clip_by_value(of.count - k * self._size, 1, self._size), tf.float32)
         loss = self._step.loss(outputs, of.labels[k], of.weights[k], penalties, samples)
-        gradients = tf.gradients(loss, [*ids, *weights], unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        of_ids, of_weights = gradients[: len(ids)], gradients[len(ids) :]
-        share = 1.0 / samples
-        if reduction != "sum":
+        return _Forward(blocks, ids, features, known, after, outputs, loss, samples)
+
+    def _gradients(self, seen: _Forward, values: list[Any], factored: Sequence[int]) -> _Gradients:
+        """The gradients of a micro-batch.
+
+        Args:
+            seen: what comes before them.
+            values: the weights.
+            factored: indices of those of which the factors of the gradient are wanted.
+        """
+        tf = self._tf
+        find = turn_products if self._xla else products_of
+        found = {i: find(values[i]) for i, size in enumerate(self._sizes) if size >= _SMALL}
+        products = {i: found[i] for i in factored}
+        others = [one for i, one in enumerate(values) if i not in products]
+        results = [one.result for of_weight in products.values() for one in of_weight]
+        flat = tf.gradients(
+            seen.loss, [*seen.ids, *others, *results], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        of_ids, of_weights = flat[: len(seen.ids)], flat[len(seen.ids) :]
+        if self._model.reduction != "sum":
+            share = 1.0 / seen.samples
             of_weights = [one * share for one in of_weights]
-        rows, row_gradients, unusable = [], [], []
-        for g, (matrix, block, one, given) in enumerate(zip(state.rows, blocks, of_ids, of.groups, strict=True)):
+        rest = iter(of_weights)
+        by_weight = [None if i in products else next(rest) for i in range(len(values))]
+        factors = [
+            [tf.concat([one.left for one in of_weight], 0), tf.concat([next(rest) for _ in of_weight], 0)]
+            for of_weight in products.values()
+        ]
+        return _Gradients(of_ids, by_weight, factors)
+
+    def _learn_rows(
+        self, of: _Arguments, rows: _Rows, values: list[Any], factored: Sequence[int]
+    ) -> tuple[_Rows, _Gradients]:
+        """The rows after one step of them, and all gradients; arguments as `_gradients` has them."""
+        tf, k, forward, reduction = self._tf, rows.k, self._step.forward, self._model.reduction
+        seen = self._forward(of, rows, values)
+        gradients = self._gradients(seen, values, factored)
+        matrices, row_gradients, unusable = [], [], []
+        for g, (matrix, block, one, given) in enumerate(
+            zip(rows.matrices, seen.blocks, gradients.ids, of.groups, strict=True)
+        ):
             gradient = tf.math.unsorted_segment_sum(one, given[3][k], block.shape[0])
             if reduction == "mean":
-                gradient *= share
+                gradient *= 1.0 / seen.samples
             settings = self._groups[g].settings | self._set_apart(of, g)
             moved = step_rows(settings, block, gradient)
             if self._leaves_out(self._groups[g]):
@@ -300,17 +469,20 @@ class MicroGraph:
                 if self._shape.guarded:
                     live &= tf.reduce_all(tf.abs(gradient) < _LIMIT, 1, keepdims=True)
                 moved = tf.where(live, moved, block)
-            rows.append(tf.tensor_scatter_nd_update(matrix, given[1][k][:, None], moved))
+            matrices.append(tf.tensor_scatter_nd_update(matrix, given[1][k][:, None], moved))
             row_gradients.append(gradient)
-            unusable.append(state.unusable[g] + tf.where(tf.abs(gradient) < _LIMIT, 0.0, 1.0))
-        dense, slots, done = self._step_dense(of, state, self._pack(of_weights))
+            unusable.append(rows.unusable[g] + tf.where(tf.abs(gradient) < _LIMIT, 0.0, 1.0))
+        outputs = seen.outputs
         if self._step.differs:
-            outputs, *_ = forward.call_parts(weights, known, parts, training=False)
+            outputs, *_ = forward.call(values, seen.known, seen.features, training=False)
         # The sum where the model says so, else the mean; both weighed by the number of samples.
-        values = [forward.predictions(outputs), loss / share if reduction == "sum" else loss, *row_gradients]
-        made = [array.write(k, value) for array, value in zip(state.made, values, strict=True)]
-        own, statistics = forward.separate(new_known)
-        return _State(k + 1, rows, dense, slots, done, statistics, own, unusable, made)
+        loss = seen.loss * seen.samples if reduction == "sum" else seen.loss
+        made = [
+            array.write(k, value)
+            for array, value in zip(rows.made, [forward.predictions(outputs), loss, *row_gradients], strict=True)
+        ]
+        own, statistics = forward.separate(seen.after)
+        return _Rows(k + 1, matrices, statistics, own, unusable, made), gradients
 
     def _set_apart(self, of: _Arguments, optimizer: int) -> dict[str, Any]:
         return {name: of.optimizers[i, optimizer] for i, name in enumerate(_BY_OPTIMIZER)}
@@ -341,44 +513,81 @@ class MicroGraph:
         sequences = any(self._shape.slots[f][0] == "sequence" for f in group.features)  # padding has gradients there
         return self._shape.guarded or group.admits or sequences
 
-    def _step_dense(self, of: _Arguments, state: _State, gradients: list[Any]) -> tuple[Any, Any, Any]:
-        """Weights, slots and number of steps after one, of which a guarded one may be left out."""
+    def _step_weights(
+        self,
+        of: _Arguments,
+        weights: _Weights,
+        gradients: list[Any],
+        *,
+        ratios: list[Any] | None = None,
+        steps: Any = None,
+        usable: Any = None,
+    ) -> _Weights:
+        """Some weights after one or several steps, which a guarded graph leaves out if a gradient is not finite.
+
+        Args:
+            of: the arguments.
+            weights: those before it.
+            gradients: their gradients, added up over the steps.
+            ratios: see `step_dense`.
+            steps: how many; None: one.
+            usable: whether the gradients are; None: that is to be found out.
+        """
         tf = self._tf
-        t = of.taken + tf.cast(state.done + 1, tf.float32)
+        done = weights.done + (1 if steps is None else steps)
         settings = self._dense_optimizer | self._set_apart(of, -1)
-        dense, slots = step_dense(settings, state.dense, state.slots, t, gradients)
+        t = of.taken + tf.cast(done, tf.float32)
+        values = step_dense(settings, weights.values, weights.slots, t, gradients, ratios=ratios, steps=steps)
+        after = _Weights(*values, done)
         if not self._shape.guarded:
-            return dense, slots, state.done + 1
-        usable = tf.reduce_all([tf.reduce_all(tf.abs(one) < _LIMIT) for one in gradients] or [True])
+            return after
+        if usable is None:
+            usable = self._usable(gradients) & (done > weights.done)
+        kept: _Weights = tf.nest.map_structure(lambda a, b: tf.where(usable, a, b), after, weights)
+        return kept
 
-        def kept(after: list[Any], before: list[Any]) -> list[Any]:
-            return [tf.where(usable, a, b) for a, b in zip(after, before, strict=True)]
-
-        of_slots = [kept(a, b) for a, b in zip(slots, state.slots, strict=True)]
-        return kept(dense, state.dense), of_slots, tf.where(usable, state.done + 1, state.done)
+    def _usable(self, gradients: list[Any]) -> Any:
+        tf = self._tf
+        return tf.reduce_all([tf.reduce_all(tf.abs(one) < _LIMIT) for one in gradients] or [True])
 
     def _made(self) -> list[list[int]]:
         """Shapes of what each step gives: predictions, loss, gradients of rows by group."""
         gradients = [[entries, group.dim] for group, entries in zip(self._groups, self._shape.entries, strict=True)]
         return [[self._size, len(self._model.labels)], [], *gradients]
 
-    def _parts(self, k: Any, ids: list[Any], of: _Arguments) -> list[Any]:
-        """The features of a step, each pooled, then numeric ones and lengths."""
+    def _features(self, k: Any, ids: list[Any], of: _Arguments) -> Any:
+        """The matrix of a step's features."""
         tf, size = self._tf, self._size
-        parts: list[Any] = [None] * len(self._shape.slots)
+        columns: dict[int, Any] = {}  # by the first of the features in them
         for group, vectors in zip(self._groups, ids, strict=True):
+            runs = self._runs(group)
             # Not slices: their gradients would be padded and added up.
-            of_features = tf.split(vectors, [self._shape.slots[f][1] for f in group.features])
-            for f, mine in zip(group.features, of_features, strict=True):
+            of_runs = tf.split(vectors, [sum(self._shape.slots[f][1] for f in run) for run in runs])
+            for run, mine in zip(runs, of_runs, strict=True):
+                f = run[0]
                 kind, slots = self._shape.slots[f]
-                if kind == "cells":
+                if kind == "single":
+                    by_sample = tf.transpose(tf.reshape(mine, [len(run), size, group.dim]), [1, 0, 2])
+                    columns[f] = tf.reshape(by_sample, [size, len(run) * group.dim])
+                elif kind == "cells":
                     (scales,) = of.pooled[f]
                     scaled = mine * scales[k][:, None]
-                    parts[f] = tf.reduce_sum(tf.reshape(scaled, [size, slots // size, group.dim]), 1)
+                    columns[f] = tf.reduce_sum(tf.reshape(scaled, [size, slots // size, group.dim]), 1)
                 elif kind == "list":
                     segments, scales = (one[k] for one in of.pooled[f])
                     belongs = tf.cast(segments[None, :] == tf.range(size)[:, None], tf.float32)
-                    parts[f] = tf.matmul(belongs * scales[:, None], mine)
+                    columns[f] = tf.matmul(belongs * scales[:, None], mine)
                 else:
-                    parts[f] = tf.reshape(mine, [size, slots // size * group.dim])
-        return parts + [of.numbers[k][:, j : j + 1] for j in range(self._numbers)]
+                    columns[f] = tf.reshape(mine, [size, slots // size * group.dim])
+        return tf.concat([*(columns[f] for f in sorted(columns)), of.numbers[k]], 1)
+
+    def _runs(self, group: TableGroup) -> list[list[int]]:
+        """A group's features, together where each sample has one id of each and none of another group is between."""
+        runs: list[list[int]] = []
+        for f in group.features:
+            alike = bool(runs) and f == runs[-1][-1] + 1 and self._shape.slots[f] == self._shape.slots[f - 1]
+            if alike and self._shape.slots[f][0] == "single":
+                runs[-1].append(f)
+            else:
+                runs.append([f])
+        return runs

@@ -36,7 +36,8 @@ def step_rows(settings: dict[str, Any], rows: "tf.Tensor", gradient: "tf.Tensor"
             return tf.concat([w - rate / (tf.sqrt(a) + settings["epsilon"]) * gradient, a], 1)
         case "adam":
             t = tf.minimum(state[:, 2 * dim :] + 1.0, _MOST_STEPS)
-            m, v, by = _adam(settings, state[:, :dim], state[:, dim : 2 * dim], t, gradient)
+            moments = state[:, :dim], state[:, dim : 2 * dim]
+            m, v, by = _adam(settings, *moments, t, gradient, squared=gradient * gradient)
             return tf.concat([w - by, m, v, t], 1)
         case "ftrl":
             z, n = state[:, :dim], state[:, dim:]
@@ -56,22 +57,46 @@ def step_dense(
     slots: list[list["tf.Tensor"]],
     t: "tf.Tensor",
     gradients: list["tf.Tensor"],
+    *,
+    ratios: list["tf.Tensor"] | None = None,
+    steps: "tf.Tensor | None" = None,
 ) -> tuple[list[Any], list[list[Any]]]:
-    """Weights and slots after the t-th update; slots are by slot, then by weight."""
+    """Weights and slots after one update, or several at once.
+
+    Several are about what they come to one after another: weights move by the sum of the gradients, slots decay as
+    often, and the sum of the squares is the square of the sum, scaled to the norms of the gradients.
+
+    Args:
+        settings: the optimizer's, as the core has them.
+        weights: by weight.
+        slots: by slot, then by weight.
+        t: number of the last update, from 1.
+        gradients: by weight, added up over the updates.
+        ratios: by weight, the squared norms of the gradients, added up, relative to that of their sum; None: 1.
+        steps: number of updates; None: 1.
+    """
     import tensorflow as tf
 
+    count = 1.0 if steps is None else tf.cast(steps, tf.float32)
+    squared = [g * g for g in gradients]
+    if ratios is not None:
+        squared = [one * ratio for one, ratio in zip(squared, ratios, strict=True)]
     rate = settings["rate"]
     match settings["optimizer"]:
         case "sgd":
             return [w - rate * g for w, g in zip(weights, gradients, strict=True)], []
         case "adagrad":
-            decay, refill, epsilon = settings["decay"], _refill(settings), settings["epsilon"]
-            sums = [decay * a + (refill + g * g) for a, g in zip(slots[0], gradients, strict=True)]
+            decay, epsilon = _power(settings["decay"], count), settings["epsilon"]
+            refill = (np.float32(1) - decay) * settings["initial_accumulator"]
+            sums = [decay * a + (refill + s) for a, s in zip(slots[0], squared, strict=True)]
             moved = [w - rate * g / (tf.sqrt(a) + epsilon) for w, g, a in zip(weights, gradients, sums, strict=True)]
             return moved, [sums]
         case "adam":
             t = tf.minimum(t, _MOST_STEPS)
-            done = [_adam(settings, m, v, t, g) for m, v, g in zip(*slots, gradients, strict=True)]
+            done = [
+                _adam(settings, m, v, t, g, squared=s, steps=count)
+                for m, v, g, s in zip(*slots, gradients, squared, strict=True)
+            ]
             moved = [w - by for w, (_, _, by) in zip(weights, done, strict=True)]
             return moved, [[m for m, _, _ in done], [v for _, v, _ in done]]
         case other:
@@ -96,16 +121,27 @@ def dense_decay(settings: dict[str, Any], steps: int) -> NDArray[np.float32]:
             return np.array([keep**steps for keep in keeps], np.float32)
 
 
-def _adam(settings: dict[str, Any], m: Any, v: Any, t: Any, gradient: Any) -> tuple[Any, Any, Any]:
-    """Moments after an update, and by what the weights move."""
+def _adam(
+    settings: dict[str, Any], m: Any, v: Any, t: Any, gradient: Any, *, squared: Any, steps: Any = 1.0
+) -> tuple[Any, Any, Any]:
+    """Moments after so many updates, and by what the weights move."""
     import tensorflow as tf
 
-    keep1, keep2 = (np.float32(settings[beta]) for beta in ("beta1", "beta2"))
+    beta1, beta2 = (np.float32(settings[beta]) for beta in ("beta1", "beta2"))
+    keep1, keep2 = _power(beta1, steps), _power(beta2, steps)
     # Without momentum m is never read; leaving it unchanged saves a third of the work.
-    m = keep1 * m + (np.float32(1) - keep1) * gradient if keep1 else m
-    v = keep2 * v + (np.float32(1) - keep2) * (gradient * gradient)
-    move = m * _correction(keep1, t) if keep1 else gradient
-    return m, v, settings["rate"] * move / (tf.sqrt(v * _correction(keep2, t)) + settings["epsilon"])
+    m = keep1 * m + (np.float32(1) - keep1) * (gradient / steps) if beta1 else m
+    v = keep2 * v + (np.float32(1) - keep2) * (squared / steps)
+    move = m * (steps * _correction(beta1, t)) if beta1 else gradient
+    return m, v, settings["rate"] * move / (tf.sqrt(v * _correction(beta2, t)) + settings["epsilon"])
+
+
+def _power(factor: float | np.float32, steps: Any) -> Any:
+    """By what so many updates decay what one does by `factor`."""
+    import tensorflow as tf
+
+    one = np.float32(factor)
+    return one if isinstance(steps, float) else tf.pow(one, steps)
 
 
 def _correction(beta: np.float32, t: Any) -> Any:
