@@ -112,7 +112,6 @@ LARGE_SHAPE = "two layers of 256 and 128"
 OF_LARGE = {  # steps of rows and of weights, as arguments of `Model`
     "8 and 8": "dense_accumulation_steps=1",
     "**8 and 32**": "",
-    "8 and 64": "dense_accumulation_steps=8",
     "64 and 64": "micro_batch_size=64",
 }
 DECAYS = ("1", "0.9995", "0.998", "0.99")  # and that of the defaults, 0.999

@@ -106,7 +106,7 @@ def _deep(names: Sequence[str]) -> Shape:
 
 
 def _two_layers(names: Sequence[str]) -> Shape:
-    """A large graph: rows of 128, and layers of 256 and 128 over all there is."""
+    """A large graph: layers of 256 and 128 over rows of 128, so that the first weight has 100,000 elements or more."""
     import keras
 
     import streamtrain as st

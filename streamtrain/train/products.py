@@ -1,8 +1,8 @@
-"""Products that a large weight is a factor of: its gradient as two small matrices, added up over several micro-batches.
+"""Products that weights are factors of, within a traced graph, and the gradients that come of them.
 
 The gradient of a matrix of weights is the product of what it was multiplied with and of the gradients of the results.
-Both are small: they are kept, and one product for all micro-batches writes the large gradient once. TensorFlow is
-imported by the functions.
+Both are small, so those of several micro-batches are kept, and one product of all writes a large gradient once.
+TensorFlow is imported by the functions.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +14,7 @@ from streamtrain.model.forward import rewire
 if TYPE_CHECKING:
     import tensorflow as tf
 
+_FEW = 8  # rows
 _LEAST = 1e-30  # squared norm of a gradient
 _ROUNDING = 1e-6  # of a squared norm that is added up from larger terms
 
@@ -57,7 +58,7 @@ def turn_products(weight: "tf.Tensor") -> list[Product]:
     def product(left: Any, right: Any) -> Any:
         def gradients(of: Any) -> Any:
             (turned,) = optimization_barrier(tf.matmul(right, of, transpose_b=True))
-            return tf.transpose(turned), tf.matmul(left, of, transpose_a=True)
+            return tf.transpose(turned), _gradient_of(left, of)
 
         return tf.matmul(left, right), gradients
 
@@ -67,6 +68,16 @@ def turn_products(weight: "tf.Tensor") -> list[Product]:
         made.append(Product(left, multiply(left, weight)))
         rewire(result, made[-1].result)
     return made
+
+
+def _gradient_of(left: "tf.Tensor", result: "tf.Tensor") -> Any:
+    """The gradient of a weight, leftᵀ · result; of few rows one by one, as what XLA fuses takes half as long."""
+    import tensorflow as tf
+
+    if left.shape[0] is None or left.shape[0] > _FEW:
+        return tf.matmul(left, result, transpose_a=True)
+    pairs = zip(tf.unstack(left), tf.unstack(result), strict=True)
+    return tf.add_n([a[:, None] * b[None, :] for a, b in pairs])
 
 
 def multiply_factors(left: "tf.Tensor", right: "tf.Tensor") -> tuple[Any, Any]:

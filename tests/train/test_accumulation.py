@@ -122,17 +122,20 @@ def added_up(made: stm.Model, samples: Samples) -> tuple[stm.Learner, Any]:
 
 
 @pytest.mark.parametrize(
-    ("dense", "reduction"),
+    ("dense", "reduction", "xla"),
     [
-        (stm.Adagrad(0.1, decay=0.95), "row_sum"),
-        (stm.Adam(0.01, epsilon=1e-3), "mean"),  # else it makes large steps of gradients that are all rounding
-        (stm.SGD(0.1), "sum"),
+        (stm.Adagrad(0.1, decay=0.95), "row_sum", True),
+        (stm.Adam(0.01, epsilon=1e-3), "mean", True),  # else it makes large steps of gradients that are all rounding
+        (stm.SGD(0.1), "sum", True),
+        (stm.SGD(0.1), "sum", False),
     ],
 )
-def test_gradients_of_large_weights_are_added_up(dense: Any, reduction: Any) -> None:
+def test_gradients_of_large_weights_are_added_up(dense: Any, reduction: Any, xla: bool) -> None:
     samples = stream(BATCH * 2 + 10, 1)
     made = model(dense, reduction=reduction)
     large = stm.Learner(made, batch_size=BATCH, shards=3)
+    assert large._micro is not None
+    large._micro._graphs.xla = xla
     expected, predictions = added_up(made, samples)
     np.testing.assert_allclose(large.learn(samples).predictions, predictions, atol=1e-5)
     assert_same(large, expected)
