@@ -1,7 +1,7 @@
 """Forward: how a model's Keras graph is called, in training and in serving, on the matrix of a batch.
 
-TensorFlow is imported when a Forward is created. This is the one module that uses private APIs of TensorFlow and Keras
-(`rewire`, `differs_in_training`, `_Trial`); pyproject.toml bounds their versions for that.
+TensorFlow is imported when a Forward is created. This module uses private APIs of TensorFlow and Keras (`rewire`,
+`differs_in_training`, `_Trial`), as `turn_products` does; pyproject.toml bounds their versions for that.
 """
 
 import logging

@@ -372,7 +372,9 @@ class MicroGraph:
             more, of_small = [one for one in packed[: self._large] if one is not None], packed[self._large :]
             usable = None
             if self._shape.guarded:
-                usable = self._usable([*more, *of_small, *(one for pair in found for one in pair)])
+                # Not their factors: those may be finite though their product is not.
+                written = [tf.matmul(*pair, transpose_a=True) for pair in found]
+                usable = self._usable([*more, *of_small, *written])
                 more, found = tf.nest.map_structure(lambda one: tf.where(usable, one, 0.0), (more, found))
             small = self._step_weights(of, small, of_small, usable=usable)
             pairs = zip(kept, found, strict=True)
@@ -386,7 +388,9 @@ class MicroGraph:
         products = iter([multiply_factors(*(one.stack() for one in pair)) for pair in kept])
         others = iter([(one, norm_ratio(squares, tf.reduce_sum(one * one))) for one, squares in added])
         gradients, ratios = zip(*(next(products if shapes else others) for shapes in factors), strict=True)
-        large = self._step_weights(of, large, [*gradients], ratios=[*ratios], steps=small.done - large.done)
+        steps = small.done - large.done
+        usable = (steps > 0) & self._usable([*ratios])  # which squares that are too large leave without a value
+        large = self._step_weights(of, large, [*gradients], ratios=[*ratios], steps=steps, usable=usable)
         return rows, _Weights.joined(large, small)
 
     def _factors(self) -> list[list[list[int]] | None]:
@@ -542,7 +546,7 @@ class MicroGraph:
         if not self._shape.guarded:
             return after
         if usable is None:
-            usable = self._usable(gradients) & (done > weights.done)
+            usable = self._usable(gradients)
         kept: _Weights = tf.nest.map_structure(lambda a, b: tf.where(usable, a, b), after, weights)
         return kept
 

@@ -154,6 +154,33 @@ def test_a_gradient_that_is_not_finite_is_dropped_alone() -> None:
     np.testing.assert_allclose(weights_of(large), weights_of(expected), atol=1e-5)
 
 
+def test_a_gradient_is_dropped_alone_though_its_factors_are_finite() -> None:
+    def one_weight(inputs: dict[str, Any]) -> Any:
+        ops = keras.ops
+        units = keras.layers.Dense(LARGE, use_bias=False)(inputs["price"])
+        return 2000 * ops.sum(units, 1, keepdims=True) + ops.sum(inputs["user"], 1, keepdims=True)
+
+    price = stm.Numeric("price", default=0.0, transform=None, grid=None)
+    features: list[Feature] = [stm.Categorical("user", dim=4), price]
+    schema = stm.Schema(label=stm.Label("label", kind="real"), features=features, time="ts")
+    made = stm.Model(
+        schema,
+        one_weight,
+        loss="mean_absolute_error",  # whose gradient is the same for any error
+        dense_optimizer=stm.Adagrad(0.1),
+        micro_batch_size=MICRO,
+        dense_accumulation_steps=STEPS,
+    )
+    samples = stream(BATCH * 2, 4)
+    for i in (5, BATCH - 6, BATCH - 1):
+        samples[BATCH + i] |= {"label": 2.0, "price": 7e16}  # below 2^56; times 500, its square is infinite
+    large = stm.Learner(made, batch_size=BATCH)
+    expected, predictions = added_up(made, samples)
+    np.testing.assert_allclose(large.learn(samples).predictions, predictions, rtol=1e-4, atol=1e-4)
+    assert large.stats.non_finite_dense == 3
+    np.testing.assert_allclose(weights_of(large), weights_of(expected), rtol=1e-4, atol=1e-5)
+
+
 def test_every_product_is_found() -> None:
     """By large weight, the largest first, the shapes of its factors; none for one that is used otherwise, too."""
     learner = stm.Learner(model(stm.SGD()), batch_size=BATCH)
