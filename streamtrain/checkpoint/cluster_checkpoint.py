@@ -4,8 +4,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -71,7 +72,7 @@ class Checkpointer:
         self._full_every = full_every
         self._saved: list[dict[int, int]] | None = None
 
-    def take(self, *, full: bool = False) -> CheckpointInfo:
+    def take(self, *, full: bool = False, hold: float = 0.0) -> CheckpointInfo:
         """Takes a checkpoint.
 
         1. Every shard holds back pushes and tells its clock.
@@ -81,6 +82,7 @@ class Checkpointer:
 
         Args:
             full: write all rows, also where those that changed would do.
+            hold: seconds for which pushes after it are held back nevertheless; see `release`.
 
         Raises:
             ShardError: a shard cannot be reached or is empty. No checkpoint, no harm.
@@ -108,7 +110,7 @@ class Checkpointer:
                     "epoch %d is not the one that the shards have written; the next checkpoint is full", base.epoch
                 )
                 base = None
-            cuts = of_all(lambda control: control.cut(epoch, target, base is None))
+            cuts = of_all(lambda control: control.cut(epoch, target, base is None, hold))
             parts: list[ShardFiles] = [json.loads(part) for part in of_all(lambda control: control.write(epoch))]
         clocks = [{int(partition): at for partition, at in part["about"]["clock"].items()} for part in parts]
         aligned = all(clock == clocks[0] for clock in clocks)
@@ -120,6 +122,12 @@ class Checkpointer:
         self._epochs.retain(self._keep)
         pause = max(cut.pause_ms for cut in cuts)
         return CheckpointInfo(epoch, kind, aligned, pause, time.monotonic() - began)
+
+    def release(self) -> None:
+        """Ends the hold of `take` soon: shards let pushes through again once no cut follows."""
+        for control in self._controls:
+            with suppress(ShardError):
+                control.freeze()
 
     def newest(self) -> Saved | None:
         """The newest checkpoint there; None: there is none.
@@ -225,23 +233,43 @@ class CheckpointSchedule:
     def now(self, *, full: bool = False) -> CheckpointInfo:
         """Takes one, after the one that is being taken; raises the errors of `Checkpointer.take`."""
         with self._lock:
-            taken = self._checkpointer.take(full=full)
-            self.taken += 1
-            self._count("checkpoints_taken")
-            if self._failures.end():
-                logger.info("checkpoints succeed again")
-            self.last = Saved(taken.epoch, time.time())
-            logger.info(
-                "checkpoint %d committed (%s, %s, paused %.1f ms, took %.2f s)",
-                *(
-                    taken.epoch,
-                    taken.kind,
-                    "aligned" if taken.aligned else "not aligned",
-                    taken.pause_ms,
-                    taken.seconds,
-                ),
-            )
-            return taken
+            return self._take(full=full)
+
+    @contextmanager
+    def held(self, seconds: float) -> Iterator[CheckpointInfo]:
+        """Takes one after which pushes are held back for so long, or until the block fails; no other one within it.
+
+        Raises:
+            ShardError: the shards were not cut at one clock; or the errors of `Checkpointer.take`.
+        """
+        with self._lock:
+            try:
+                taken = self._take(hold=seconds)
+                if not taken.aligned:
+                    raise ShardError("the shards could not be cut at one clock; retry later")
+                yield taken
+            except BaseException:
+                self._checkpointer.release()
+                raise
+
+    def _take(self, *, full: bool = False, hold: float = 0.0) -> CheckpointInfo:
+        taken = self._checkpointer.take(full=full, hold=hold)
+        self.taken += 1
+        self._count("checkpoints_taken")
+        if self._failures.end():
+            logger.info("checkpoints succeed again")
+        self.last = Saved(taken.epoch, time.time())
+        logger.info(
+            "checkpoint %d committed (%s, %s, paused %.1f ms, took %.2f s)",
+            *(
+                taken.epoch,
+                taken.kind,
+                "aligned" if taken.aligned else "not aligned",
+                taken.pause_ms,
+                taken.seconds,
+            ),
+        )
+        return taken
 
     def _run(self) -> float:
         began = time.monotonic()

@@ -46,6 +46,10 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     backup: Annotated[
         bool, typer.Option("--backup", help="Run the shard's backup, at its address in ps.backups.")
     ] = False,
+    spare: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Hold no shard yet: wait at this address for `streamtrain scale`."),
+    ] = None,
     config: Config = None,
     setting: Setting = None,
     log_format: LogFormat = None,
@@ -64,6 +68,11 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     )
     set_up_process_log(settings, "ps")
     stopped = stop_on_signals(SHUTDOWN_SECONDS)
+    if spare is not None:
+        from streamtrain.ps.nodes.topology import Cluster
+
+        PsProcess(None, Cluster.of_addresses(spare).ps, settings, workers or 1).run(stopped)
+        return
     cluster = resolve_cluster(settings, os.environ.get("TF_CONFIG"), stopped)
     if index is None:
         index, backup = cluster.own_place(socket.gethostname(), settings.ps.backups, backup=backup)

@@ -1,4 +1,4 @@
-"""`up` and `demo`: the whole service on one machine, on data of one's own or on a year of flights."""
+"""`up` and `demo`: the whole service on one machine, on data of one's own or on a year of flights; and `scale`."""
 
 import io
 import os
@@ -21,21 +21,24 @@ from rich.text import Text
 from streamtrain.address import redacted
 from streamtrain.cli.options import (
     Config,
+    Json,
     LearnedTopic,
     Listen,
     LogFormat,
     ModelSetting,
     Setting,
     parse_assignments,
+    read_client_settings,
     read_settings,
     require_model,
     set_up_process_log,
     warn_without_effect,
 )
 from streamtrain.cli.terminal import print_json
+from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.logs import json_line
-from streamtrain.service.service_file import CHECKPOINTS
+from streamtrain.service.service_file import CHECKPOINTS, find_service
 from streamtrain.service.start_tensorflow import load_tensorflow
 from streamtrain.shutdown import stop_on_signals
 
@@ -72,6 +75,7 @@ def up(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
     from streamtrain.service.local import check, fill_local_defaults, kept_secrets
     from streamtrain.service.preload import Preloader
     from streamtrain.service.programs import programs
+    from streamtrain.service.scaling import ServiceScaler
     from streamtrain.service.supervisor import Supervisor
 
     overrides: dict[str, object] = {
@@ -113,10 +117,50 @@ def up(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
             supervisor.start()
             threading.Thread(target=_log_when_ready, args=(settings.serve.listen, log, stopped), daemon=True).start()
             try:
-                supervisor.wait(stopped)
+                with ServiceScaler(settings, [*defaults], supervisor, file, log.write):
+                    supervisor.wait(stopped)
                 log.write("up", "stopping all processes, workers first")
             finally:
                 supervisor.stop()
+
+
+def scale(
+    ps: Annotated[str, typer.Option(metavar="N|ADDRESSES", help="Number of shards; or all addresses: host:port,…")],
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Deadline, where addresses are given.")] = "10m",
+    json: Json = False,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Change the number of shards while the service runs: workers, serving and the coordinator stay.
+
+    A service that up runs starts and ends shards itself: give their number. Elsewhere, start new ones with ps --spare
+    first, and give the addresses of all shards that are to hold the rows. Those that are left out hold none afterwards.
+
+    As JSON: shards, the addresses.
+    """
+    settings = read_client_settings(config, setting, {})
+    if ps.isdecimal():
+        from streamtrain.service.scaling import ask
+
+        service = find_service(Path(settings.up.data))
+        if service is None or not service.is_running:
+            raise ConfigError(
+                f"no service of up runs in {settings.up.data}: set --set up.data=…, or give the addresses of all shards"
+            )
+        shards = ask(service, int(ps))
+    else:
+        from streamtrain.cluster.client import CoordinatorClient
+        from streamtrain.ps.nodes.topology import Cluster
+
+        addresses, seconds = Cluster.of_addresses(ps).ps, parse_duration(timeout, "--timeout")
+        if settings.coordinator.address is None:
+            raise ConfigError("coordinator.address is not set: it is the coordinator that changes the number of shards")
+        with CoordinatorClient.from_settings(settings) as client:
+            shards = list(client.scale(addresses, timeout=seconds).shards)
+    if json:
+        print_json({"shards": shards})
+    else:
+        typer.echo(f"{len(shards)} shards: {', '.join(shards)}")
 
 
 def _check_model(settings: "Settings") -> None:

@@ -139,6 +139,11 @@ class CoordinatorClient:
         found: dict[str, Any] = self._parse(self._stub.call("SetRates", request, timeout).found, dict)
         return found
 
+    def scale(self, addresses: Sequence[str], *, timeout: float | None = None) -> ShardMap:
+        """See `Coordinator.scale`; for `timeout` see `publish_now`."""
+        answer = self._stub.call("Scale", pb.ScaleRequest(shards=addresses), timeout)
+        return ShardMap(answer.epoch, tuple(answer.shards))
+
     def verify(self, *, timeout: float | None = None) -> HeadComparison:
         """See `Coordinator.verify`; for `timeout` see `publish_now`."""
         return self._parse(self._stub.call("Verify", pb.VerifyRequest(), timeout).found, HeadComparison.from_json)
@@ -178,7 +183,7 @@ class Heartbeat:
         client: of the coordinator.
         kind: "worker" or "server".
         about: gives what it reports of itself.
-        moved: called once if the shard map changes: a process that uses the old one must start over.
+        moved: called whenever the shard map has changed, and when the first one is known.
     """
 
     def __init__(
@@ -207,6 +212,10 @@ class Heartbeat:
             logger.debug("%s", exc)
         self._client.close()
 
+    def hurry(self) -> None:
+        """Sends one now, as the shard map may have changed; by any thread."""
+        self._task.wake()
+
     def _observe(self, error: Exception | None) -> None:
         if isinstance(error, ShardError) and not self._is_away:
             logger.warning("the coordinator is unreachable, all else continues: %s", error)
@@ -216,7 +225,6 @@ class Heartbeat:
 
     def _beat(self) -> None:
         epoch = self._client.beat(self._kind, self._name, self._about())
-        if self._epoch is not None and epoch != self._epoch:
-            logger.warning("shard map changed: epoch %d -> %d", self._epoch, epoch)
+        if epoch != self._epoch:
             self._moved()
         self._epoch = epoch

@@ -10,17 +10,19 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from streamtrain._core import shards_of
 from streamtrain.checkpoint.cluster_checkpoint import Checkpointer, CheckpointInfo, CheckpointSchedule
+from streamtrain.checkpoint.shard_map import next_shard_map
 from streamtrain.cluster.history import History
 from streamtrain.cluster.members import SERVER, WORKER, Member, Members
 from streamtrain.cluster.quality import ProbePublisher, QualityAggregator
 from streamtrain.cluster.rates import RateChange, change_rates, rates_to_json
+from streamtrain.cluster.scaling import HOLD, OpenShards, check_next, place_all, place_strays, vacate
 from streamtrain.cluster.status import StreamLag, poll_shard, samples_of, shard_to_json, watermark_of
 from streamtrain.errors import CheckpointError, PublicationError, ShardError, ShardRefused
 from streamtrain.periodic import Backoff, PeriodicTask
@@ -62,6 +64,7 @@ class Coordinator:
         redis: where the model is published; None: nowhere.
         lag: of the shards behind the stream; None: the lag is what workers report.
         final_checkpoint: whether `stop` takes a last checkpoint, if anything has been learned since the one before.
+        open_shards: opens shards by their addresses; None: it stays with those that it was given.
         now: seconds since the epoch.
 
     Attributes:
@@ -81,11 +84,15 @@ class Coordinator:
         redis: RedisServer | None = None,
         lag: StreamLag | None = None,
         final_checkpoint: bool = False,
+        open_shards: OpenShards | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.shard_map, self.members, self.quality = shard_map, Members(self._member_left), QualityAggregator()
         self._count, self._stream_lag, self._now = count, lag, now
-        self._controls, self._polled = controls, polled
+        # Those of the map in force. Changed in place, as checkpoints and publications go by them, too.
+        self._controls, self._polled = [*controls], [*polled]
+        self._open_shards, self._scaling, self._strays = open_shards, threading.Lock(), list[str]()
+        self._told: set[int] = set()  # shards that have their places from here
         self.checkpoints: CheckpointSchedule | None = None
         self.publications: PublicationSchedule | None = None
         self._versions: VersionSchedule | None = None
@@ -95,7 +102,7 @@ class Coordinator:
         if settings.checkpoint.url:
             kept = settings.checkpoint
             checkpointer = Checkpointer(
-                controls, Epochs(settings.checkpoint.url), keep=kept.keep, full_every=kept.full_every
+                self._controls, Epochs(settings.checkpoint.url), keep=kept.keep, full_every=kept.full_every
             )
             self.checkpoints = CheckpointSchedule(checkpointer, kept.every, at_end=final_checkpoint, count=count)
         if redis:
@@ -111,6 +118,7 @@ class Coordinator:
         self._forgotten: Counter[str] = Counter()  # of those that left before
         self._point_due = 0.0
         self._lock = threading.Lock()
+        self._checkpoint_url = settings.checkpoint.url
         self._pool = ThreadPoolExecutor(max(len(controls), 1), "polls")
         backoff = Backoff(_POLL_EVERY, _POLL_EVERY)
         self._task = PeriodicTask("coordinator", self._poll, _POLL_EVERY, subject="polling shards", backoff=backoff)
@@ -225,6 +233,50 @@ class Coordinator:
             logger.warning("%s is in force, but no checkpoint has it yet: %s", now, exc)
             return change
 
+    def scale(self, addresses: Sequence[str]) -> ShardMap:
+        """Has other shards hold the rows from now on, see scaling.py; returns their map.
+
+        Args:
+            addresses: of all of them, in order.
+
+        Raises:
+            ShardRefused: there is no checkpoint.url, or no process of the coordinator alone; the shards are being
+                changed already; or the errors of `check_next`.
+            ShardError: nothing has been learned yet, or a shard cannot be reached.
+            CheckpointError: the checkpoint or the map cannot be written.
+        """
+        if self._open_shards is None or self.checkpoints is None or self._checkpoint_url is None:
+            raise ShardRefused("to change the number of shards, set checkpoint.url and coordinator.address")
+        if not self._scaling.acquire(blocking=False):
+            raise ShardRefused("the number of shards is being changed already; retry later", "limit")
+        try:
+            before = self.shard_map
+            if tuple(addresses) == before.shards:
+                return before
+            began = time.monotonic()
+            opened = self._open_shards(addresses)
+            run = check_next(before, addresses, opened.controls)
+            with self.publications.alone() if self.publications else nullcontext(), self.checkpoints.held(HOLD):
+                after = next_shard_map(self._checkpoint_url, addresses)
+                place_all(after, opened.controls, run)
+                left = [control for control in self._controls if control.target not in after.shards]
+                self._go_by(after, opened.controls, opened.polled)
+            logger.info(
+                "%d shards instead of %d after %.2f s, by map %d",
+                *(len(after.shards), len(before.shards), time.monotonic() - began, after.epoch),
+            )
+            vacate(after, left, run)
+            return after
+        finally:
+            self._scaling.release()
+
+    def _go_by(self, shard_map: ShardMap, controls: Sequence[Control], polled: Sequence[Control]) -> None:
+        with self._lock:
+            self.shard_map, self._told = shard_map, set()
+            self._controls[:], self._polled[:] = controls, polled
+            self._statuses, self._asked_again = [None] * len(polled), [0] * len(polled)
+            self._away.clear()
+
     def _publishing(self) -> PublicationSchedule:
         if self.publications is None:
             raise ShardRefused("the cluster does not publish; set publish.url where the coordinator runs")
@@ -277,10 +329,10 @@ class Coordinator:
 
     def shards(self) -> list[dict[str, Any]]:
         with self._lock:
-            statuses = [*self._statuses]
+            statuses, polled = [*self._statuses], [*self._polled]
         return [
             shard_to_json(i, control.target, status)
-            for i, (control, status) in enumerate(zip(self._polled, statuses, strict=True))
+            for i, (control, status) in enumerate(zip(polled, statuses, strict=True))
         ]
 
     def _rates(self) -> dict[str, Any] | None:
@@ -334,10 +386,14 @@ class Coordinator:
 
     def _poll(self) -> None:
         with self._lock:
-            asked_again = [*self._asked_again]
-        statuses = list(self._pool.map(poll_shard, self._polled))
+            asked_again, polled, controls = [*self._asked_again], [*self._polled], [*self._controls]
+            shard_map = self.shard_map
+        statuses = list(self._pool.map(poll_shard, polled))
         at = time.monotonic()
+        self._place_strays(shard_map, controls, statuses)
         with self._lock:
+            if self.shard_map is not shard_map:
+                return
             before = self._statuses
             is_newer = [one == now for one, now in zip(asked_again, self._asked_again, strict=True)]
             statuses = [new if newer else old for newer, new, old in zip(is_newer, statuses, before, strict=True)]
@@ -353,6 +409,19 @@ class Coordinator:
         if at >= self._point_due:
             self._point_due = at + _POINT_EVERY
             self._add_point()
+
+    def _place_strays(self, shard_map: ShardMap, controls: Sequence[Control], statuses: Sequence[Any | None]) -> None:
+        if self._open_shards is None or not self._scaling.acquire(blocking=False):
+            return
+        try:
+            if shard_map is not self.shard_map:
+                return
+            strays = place_strays(shard_map, controls, statuses, self._told)
+        finally:
+            self._scaling.release()
+        for fault in strays if strays != self._strays else ():
+            logger.warning("a shard has not got its place yet: %s", fault)
+        self._strays = strays
 
     def _poll_again(self, index: int) -> None:
         """Polls one shard now: the status then has what was just changed there."""

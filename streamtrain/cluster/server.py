@@ -67,6 +67,10 @@ class CoordinatorServicer:
         change = self._coordinator().set_rates(changes, request.who, request.why)
         return pb.RatesSet(found=json.dumps(change.to_json()))
 
+    def scale(self, request: Any) -> Any:
+        epoch, shards = self._coordinator().scale(list(request.shards))
+        return pb.SlotMap(epoch=epoch, shards=shards)
+
     def verify(self, _: Any) -> Any:
         return pb.Verified(found=json.dumps(self._coordinator().verify().to_json()))
 

@@ -9,6 +9,7 @@ from typing import Any
 from streamtrain.checkpoint.shard_map import next_shard_map
 from streamtrain.cluster.coordinator import Coordinator
 from streamtrain.cluster.members import SERVER, WORKER
+from streamtrain.cluster.scaling import OpenedShards
 from streamtrain.cluster.server import CoordinatorServer
 from streamtrain.cluster.status import POLL_SECONDS, StreamLag
 from streamtrain.errors import ConfigError
@@ -18,7 +19,6 @@ from streamtrain.metrics.registry import MetricsEndpoint, process_registry, serv
 from streamtrain.processes.ps import read_lead
 from streamtrain.ps.nodes.topology import connect_shards
 from streamtrain.ps.replication.failover import open_control
-from streamtrain.ps.rpc.control import RemoteControl
 from streamtrain.ps.rpc.registry import register
 from streamtrain.ps.rpc.security import Security, authenticate, listen, metadata
 from streamtrain.publish.opening import open_redis
@@ -62,21 +62,26 @@ class CoordinatorProcess:
             raise ConfigError("coordinator.address is not set: it is where others reach the coordinator")
         security = Security.from_settings(settings.security)
         self._channels: list[Any] = []
-        places = connect_shards(addresses, settings.ps, security, self._channels.append)
 
-        def controls(timeout: float) -> list[RemoteControl]:
-            return [open_control(place, metadata(security), timeout) for place in places]
+        def open_shards(addresses: Sequence[str]) -> OpenedShards:
+            places = connect_shards(addresses, settings.ps, security, self._channels.append)
+            controls, polled = (
+                [open_control(place, metadata(security), timeout) for place in places]
+                for timeout in (settings.ps.timeout, POLL_SECONDS)
+            )
+            return OpenedShards([*controls], [*polled])
 
+        opened = open_shards(addresses)
         self._redis = open_redis(settings.publish)
         self.coordinator = Coordinator(
-            controls(settings.ps.timeout),
-            controls(POLL_SECONDS),
+            *opened,
             next_shard_map(settings.checkpoint.url, addresses),
             settings,
             self._count,
             redis=self._redis,
             lag=StreamLag(open_stream(settings.stream).bounds) if settings.stream.topic else None,
             final_checkpoint=True,
+            open_shards=open_shards,
         )
         guards = (authenticate(security.token, lambda: self._count("refused_token")),) if security.token else ()
         self.server = CoordinatorServer(self.coordinator, guards)

@@ -91,7 +91,7 @@ class PsProcess:
     """One shard, served.
 
     Args:
-        index: of the shard.
+        index: of the shard; None: it has no place among the shards yet, and `addresses` is its own.
         addresses: of all shards.
         settings: of the cluster.
         workers: number of workers, for `bulk`.
@@ -106,8 +106,11 @@ class PsProcess:
     """
 
     def __init__(
-        self, index: int, addresses: Sequence[str], settings: Settings, workers: int = 1, *, backup: bool = False
+        self, index: int | None, addresses: Sequence[str], settings: Settings, workers: int = 1, *, backup: bool = False
     ) -> None:
+        is_spare, index = index is None, index or 0
+        if is_spare and (settings.ps.backups or settings.coordinator.address is None):
+            raise ConfigError("--spare needs coordinator.address, and a cluster without ps.backups")
         if not 0 <= index < len(addresses):
             raise ConfigError(f"shard {index} does not exist: ps.addresses has {len(addresses)}, counted from 0")
         check_backups(addresses, settings.ps)
@@ -120,7 +123,11 @@ class PsProcess:
         publisher = ShardPublisher(open_dictionaries(self._redis, settings.publish)) if self._redis else None
         make_consistency = strategy(settings.consistency, workers)
         pairing = self._pair(index, (addresses if backup else settings.ps.backups), settings, security)
-        self.node = Node(index, len(addresses), make_consistency, checkpoints, publisher=publisher, pairing=pairing)
+        self.node = Node(
+            *(index, 0 if is_spare else len(addresses), make_consistency, checkpoints),
+            publisher=publisher,
+            pairing=pairing,
+        )
         guards = (authenticate(security.token, lambda: self.node.count("refused_token")),) if security.token else ()
         self.server = ShardServer(self.node, settings.ps, guards)
         self._is_first = not backup

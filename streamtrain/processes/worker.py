@@ -5,15 +5,16 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from streamtrain.cluster.client import CoordinatorClient, Heartbeat, coordinator_targets
 from streamtrain.cluster.copies import CopyWatch
+from streamtrain.cluster.map_watch import MapWatch
 from streamtrain.cluster.members import WORKER
 from streamtrain.cluster.quality import QualityReporter
-from streamtrain.errors import ConfigError, OffsetGone, ShardUnavailable, SourceUnavailable
+from streamtrain.errors import ConfigError, OffsetGone, ShardError, ShardUnavailable, SourceUnavailable
 from streamtrain.incarnation import Incarnation
 from streamtrain.memory import freeze_heap
 from streamtrain.metrics.registry import serve
@@ -22,6 +23,7 @@ from streamtrain.model.model import Model
 from streamtrain.model.spec import Spec
 from streamtrain.periodic import retry
 from streamtrain.processes.ps import PsProcess
+from streamtrain.ps.client import Client
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.shards import RunTemplate, Shards
@@ -29,6 +31,7 @@ from streamtrain.ps.nodes.topology import check_backups, connect_shards
 from streamtrain.ps.replication.failover import TargetPair
 from streamtrain.ps.rpc.control import Retry, ServerChannel, patiently
 from streamtrain.ps.rpc.security import Security, metadata
+from streamtrain.ps.shard import Run
 from streamtrain.quality.block_writer import BlockWriter
 from streamtrain.quality.blocks import Slices
 from streamtrain.quality.probes import encode_probes
@@ -43,7 +46,7 @@ from streamtrain.stream.opening import TopicWatch, open_stream, resolve_start_of
 from streamtrain.stream.standstill import StandstillWatch
 from streamtrain.train.blocks import BlockTracker
 from streamtrain.train.intake import StreamIntake
-from streamtrain.train.loop import Loop, LoopConfig
+from streamtrain.train.loop import Loop, LoopConfig, OtherShards
 from streamtrain.train.micro import describe_steps
 from streamtrain.train.warmup import Warmup
 
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
     from streamtrain.train.step import Step
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EXIT_NOT_DRAINED = 3
 
@@ -134,6 +139,8 @@ class WorkerProcess:
         self._reporter: QualityReporter | None = None
         self._loop: Loop | None = None
         self._is_learning = False
+        self._stopped = threading.Event()
+        self._retry = Retry(timeout=settings.ps.timeout)
         self.metrics.quality(self._quality)
         self._warmup = warmup or warm_up(model, step, settings)
 
@@ -157,6 +164,9 @@ class WorkerProcess:
             TooManyBadSamples: the stream is broken.
         """
         finished = threading.Event()
+        targets = coordinator_targets(self._settings, self._addresses)
+        coordinator = CoordinatorClient(targets, self._security)
+        self._stopped, self._map = stopped, MapWatch(coordinator.slots, self._addresses, stopped)
         threading.Thread(target=self._enforce_drain, args=(stopped, finished), daemon=True).start()
         with ExitStack() as stack:
             stack.callback(finished.set)
@@ -168,9 +178,8 @@ class WorkerProcess:
             if self._ps:
                 self._ps.start()
                 stack.callback(self._ps.stop)
-            targets = coordinator_targets(self._settings, self._addresses)
-            coordinator = CoordinatorClient(targets, self._security)
-            stack.enter_context(Heartbeat(coordinator, WORKER, self._name, self.metrics.state, stopped.set))
+            beats = Heartbeat(coordinator, WORKER, self._name, self.metrics.state, self._check_map)
+            self._hurry = stack.enter_context(beats).hurry
             self._reporter = QualityReporter(coordinator.report, self._name, self.metrics.report_failed)
             settings = self._settings.stream
             if not wait_for_topic(self._stream, settings.create, stopped):
@@ -180,51 +189,55 @@ class WorkerProcess:
             )
             self._learn(start, stopped)
 
+    def _check_map(self) -> None:
+        if self._map.check() and self._ps:  # whose shard is not in the map any more
+            self._stopped.set()
+
     def _not_ready(self) -> str:
         return "" if self._is_learning else "not yet a member of the group that learns: see the log"
 
     def _enforce_drain(self, stopped: threading.Event, finished: threading.Event) -> None:
         """Exits if draining takes too long. Nothing is lost: other workers learn what this one did not finish."""
         stopped.wait()
+        self._map.stop()
         if not finished.wait(self._settings.worker.drain):
             logger.error("worker did not drain within %g s (worker.drain); exiting", self._settings.worker.drain)
             os._exit(EXIT_NOT_DRAINED)
 
     def _learn(self, start: Clock, stopped: threading.Event) -> None:
         shards = self._shards(start)
-        policy = Retry(timeout=self._settings.ps.timeout)
-        run = patiently(shards.agree, policy, stopped)
+        run = self._agree(shards)
         self._warn_of_start(run.start, start)
         topic = retry(self._stream.identity, SourceUnavailable, stopped)
         if topic not in {"", run.topic}:
             if run.topic and topic != self._settings.stream.topic_id:
                 raise topic_recreated(self._stream, run.topic, topic)
-            patiently(lambda: shards.adopt(topic), policy, stopped)
+            self._ask(shards, lambda: shards.adopt(topic))
         copies = CopyWatch(self._stream, self._settings.stream.group, shards, stopped.set)
-        patiently(lambda: retry(copies.check_now, SourceUnavailable, stopped), policy, stopped)
+        self._ask(shards, lambda: retry(copies.check_now, SourceUnavailable, stopped))
         copies.check()
-        ps = self._settings.ps
-        client = shards.client(self._name, run, dtype=ps.wire_dtype, lanes=ps.lanes, retry=policy, stopped=stopped)
+        client = self._client(shards, run)
         standstill = StandstillWatch(
             self._stream.ends, lambda partition: f"partition {partition} of {self._stream.name}"
         )
         self.metrics.watch(
             lambda: self._stream.unreachable,
-            lambda: client.away,
+            lambda: self._loop is not None and self._loop.away,
             lambda: standstill.stalled,
             lambda: standstill.total,
         )
         writer, tracker = self._open_blocks(topic)
         self._loop = loop = Loop(
-            *(self._model, self._step, client, lambda: patiently(shards.progress, policy, stopped)),
+            *(self._model, self._step, client, lambda: patiently(shards.progress, self._retry, self._map.leaving)),
             intake=self._intake(run.id, copies.incarnation, standstill, stopped),
-            shards=len(self._addresses),
+            shards=len(self._map.in_use.shards),
             start=run.start,
             config=self._loop_config(),
             validation=self.validation,
             blocks=tracker,
             metrics=self.metrics,
             graphs=self._warmup.graphs,
+            others=lambda: self._other_shards(shards),
         )
         self._warmup.graphs()  # so that no partition waits here for what others could learn
         logger.info(describe_steps(self._model))
@@ -269,14 +282,53 @@ class WorkerProcess:
         return writer, BlockTracker(self._model, compare.block, self._slices, identity, writer)
 
     def _shards(self, start: Clock) -> Shards:
+        step = self._step
+        beginning = RunTemplate(self._spec, step.initial_dense, step.initial_statistics, start)
+        return Shards(self._places(self._addresses), beginning, metadata(self._security))
+
+    def _places(self, addresses: Sequence[str]) -> list[Node | ServerChannel | TargetPair]:
         places: list[Node | ServerChannel | TargetPair] = [
-            *connect_shards(self._addresses, self._settings.ps, self._security, lambda channel: None)
+            *connect_shards(addresses, self._settings.ps, self._security, lambda channel: None)
         ]
         if self._ps:
             places[self._ps.node.index] = self._ps.node
-        step = self._step
-        beginning = RunTemplate(self._spec, step.initial_dense, step.initial_statistics, start)
-        return Shards(places, beginning, metadata(self._security))
+        return places
+
+    def _agree(self, shards: Shards) -> Run:
+        return self._ask(shards, shards.agree)
+
+    def _ask(self, shards: Shards, ask: Callable[[], T]) -> T:
+        """Asks shards until they answer, others if the cluster has others meanwhile."""
+        while True:
+            try:
+                return patiently(ask, self._retry, self._map.leaving)
+            except ShardError:
+                if not self._moves(shards):
+                    raise
+
+    def _moves(self, shards: Shards) -> bool:
+        """Goes by the newest map, if it has other shards."""
+        if self._stopped.is_set() or self._ps or not self._map.check():
+            return False
+        epoch, addresses = self._map.use_other()
+        shards.move_to(self._places(addresses), epoch)
+        return True
+
+    def _other_shards(self, shards: Shards) -> OtherShards | None:
+        if not self._moves(shards):
+            return None
+        return OtherShards(self._client(shards, self._agree(shards)), len(self._map.in_use.shards))
+
+    def _client(self, shards: Shards, run: Run) -> Client:
+        ps = self._settings.ps
+        return shards.client(
+            *(self._name, run),
+            dtype=ps.wire_dtype,
+            lanes=ps.lanes,
+            retry=self._retry,
+            stopped=self._map.leaving,
+            lost=self._hurry,
+        )
 
     def _intake(
         self,

@@ -66,6 +66,9 @@ class Publisher(Protocol):
     def sums(self, shard: Shard, number: int, layout: str) -> Any:
         """Checksums of a shard's published rows, `RowSums` of schemas/ps.proto; raises the errors of `write`."""
 
+    def forget(self) -> None:
+        """The shard is not published any more."""
+
 
 class FreezeResult(NamedTuple):
     """What a shard says when its pushes are held back.

@@ -347,6 +347,12 @@ class Shard:
         with self._lock:
             yield
 
+    def release(self) -> None:
+        """Ends what holds pushes back."""
+        with self._lock:
+            self._barrier.open()
+            self._lock.notify_all()
+
     def retire(self, why: str) -> None:
         """Refuses all pulls, pushes and checkpoints from now on, with `why` in the error."""
         with self._lock:
@@ -404,7 +410,9 @@ class Shard:
             self._barrier.close(clock, time.monotonic() + patience)
             return clock
 
-    def cut(self, target: Clock, patience: float, mark: Callable[[], None]) -> tuple[dict[int, int], bool]:
+    def cut(
+        self, target: Clock, patience: float, mark: Callable[[], None], hold: float = 0.0
+    ) -> tuple[dict[int, int], bool]:
         """Admits only pushes up to `target`, calls `mark` once the clock has reached it, then admits all pushes again.
 
         Args:
@@ -412,6 +420,7 @@ class Shard:
             patience: seconds to wait for the target. After that, or if the clock is already past it, the cut is made
                 at the current clock.
             mark: called at the cut, while no push is applied.
+            hold: seconds for which later pushes wait nevertheless, in case the shard gets another place.
 
         Returns:
             The clock of the cut, and whether it equals the target.
@@ -426,9 +435,13 @@ class Shard:
                 self.check()  # a checkpoint must not contain rows that are ahead of the clock
                 mark()
                 clock = self._clock.read()
+            except BaseException:
+                self._barrier.open()
+                raise
+            else:
+                self._barrier.close(clock, time.monotonic() + hold)
                 return clock, _same(clock, target)
             finally:
-                self._barrier.open()
                 self._lock.notify_all()
 
 

@@ -397,7 +397,7 @@ class PublicationSchedule:
             ShardUnavailable: nothing has been learned yet.
             ShardError: another publication takes too long; or the errors of `Publications.publish`.
         """
-        with self._alone(patience):
+        with self.alone(patience):
             head = self._publish(force=force) or self._publications.head()
         if head is None:
             raise ShardUnavailable("nothing is published: nothing has been learned yet")
@@ -415,7 +415,7 @@ class PublicationSchedule:
         Raises:
             ShardError: another publication takes too long; or the errors of `Publications.verify`.
         """
-        with self._alone(patience):
+        with self.alone(patience):
             with suppress(GateClosed):
                 self._publish()
             try:
@@ -432,8 +432,15 @@ class PublicationSchedule:
             self._publish()
 
     @contextmanager
-    def _alone(self, patience: float) -> Iterator[None]:
-        """While no other process publishes."""
+    def alone(self, patience: float = _PATIENCE) -> Iterator[None]:
+        """While nothing else is published.
+
+        Args:
+            patience: seconds to wait for a publication that is under way.
+
+        Raises:
+            ShardError: it takes longer.
+        """
         if not self._lock.acquire(timeout=patience):
             raise ShardError(f"another publication has been under way for {patience:g} s")
         try:

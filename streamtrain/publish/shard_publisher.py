@@ -89,11 +89,19 @@ class ShardPublisher:
             in_vain = [] if self._token == self._tokens[0] else self._written
             return row_sums(self._tables.values(), of_head, in_vain)
 
-    def _all(self, shard: Shard, rows: dict[str, int]) -> Iterator[RowChange]:
-        """Every row; what changes from here on is of the next publication. Then tells how many rows there are."""
+    def forget(self) -> None:
+        with self._lock:
+            self._forget()
+
+    def _forget(self) -> None:
         self._token, self._tokens, self._written = "", [], []
         for table in self._tables.values():
             table.close()
+        self._tables = {}
+
+    def _all(self, shard: Shard, rows: dict[str, int]) -> Iterator[RowChange]:
+        """Every row; what changes from here on is of the next publication. Then tells how many rows there are."""
+        self._forget()
         pairs = zip(shard.spec.tables, shard.tables, strict=True)
         self._tables = {one["name"]: PublishedTable(one, table) for one, table in pairs}
         for published in self._tables.values():

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 _LAST_PORT = 65_535
-_MEGABYTES = {"tensorflow": WITH_TENSORFLOW, "ps": 150, "kafka": 600, "valkey": 100}
+MEGABYTES = {"tensorflow": WITH_TENSORFLOW, "ps": 150, "kafka": 600, "valkey": 100}
 """Memory that a process needs at least, in addition to rows."""
 
 _KAFKA: dict[str, str | int | float | bool] = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 1000}
@@ -252,7 +252,7 @@ def _check_memory(settings: Settings, given: Mapping[str, str]) -> None:
     shards = len(settings.ps.addresses) + len(settings.ps.backups)
     counts = {"tensorflow": settings.up.workers + settings.serve.processes, "ps": shards}
     counts |= dict.fromkeys(embedded_servers(given), 1)
-    needed = sum(_MEGABYTES[kind] * count for kind, count in counts.items())
+    needed = sum(MEGABYTES[kind] * count for kind, count in counts.items())
     free = free_megabytes()
     if free < needed:
         raise ConfigError(

@@ -91,6 +91,15 @@ def kept_service_file(settings: Settings, folder: Path) -> Iterator[Path]:
             path.unlink(missing_ok=True)
 
 
+def rewrite_service_file(settings: Settings, path: Path) -> None:
+    """Replaces what the file of this service says, while it is locked."""
+    with path.open("r+b") as file:
+        title = file.readline()
+        text = to_toml(settings).encode()
+        file.write(text)
+        file.truncate(len(title) + len(text))
+
+
 @contextmanager
 def write_private(path: Path) -> Iterator[int]:
     """Opens a new file that only this user can read."""

@@ -71,12 +71,8 @@ class Supervisor:
             name: _Standby(of, write, report, has_room, standby_after, preloader=preloader)
             for name, of in first.items()
         }
-        self._children = [
-            _Child(
-                *(program, write, report, self._fail_on, self._standbys.get(program.standby or "")), preloader=preloader
-            )
-            for program in programs
-        ]
+        self._write, self._report = write, report
+        self._children = [self._make_child(program, self._fail_on) for program in programs]
 
     def start(self) -> None:
         """Starts all, in the order of their stages; does not wait until they are ready.
@@ -92,6 +88,37 @@ class Supervisor:
         except BaseException:
             self.stop()
             raise
+
+    def _make_child(self, program: Program, fail_on: Callable[["_Child", str], object]) -> "_Child":
+        standby = self._standbys.get(program.standby or "")
+        return _Child(program, self._write, self._report, fail_on, standby, preloader=self._preloader)
+
+    def add(self, program: Program) -> None:
+        """Starts one more; the others run on if it cannot be started. Thread-safe.
+
+        Raises:
+            ConfigError: it cannot be run.
+        """
+        child = self._make_child(program, lambda child, reason: None)
+        child.start()
+        self._children = [*self._children, child]
+
+    def remove(self, name: str) -> None:
+        """Stops one, which is not started again. Thread-safe."""
+        child = self._child(name)
+        self._children = [one for one in self._children if one is not child]
+        child.end()
+        child.join()
+
+    def update(self, change: Callable[[Program], Program]) -> None:
+        """Changes all programs, as they are started the next time. Thread-safe."""
+        for child in self._children:
+            child.program = change(child.program)
+        for standby in self._standbys.values():
+            standby.program = change(standby.program)
+
+    def program(self, name: str) -> Program:
+        return self._child(name).program
 
     def _fail_on(self, child: "_Child", reason: str) -> None:
         child.failure = reason
@@ -229,7 +256,7 @@ class _Standby:
         preloader: Preloader | None,
     ) -> None:
         self._preloader = preloader
-        self._program, self._write, self._report = program, write, report
+        self.program, self._write, self._report = program, write, report
         self._has_room, self._after = has_room, after
         self._name = f"{program.standby}-standby"
         self._changed = threading.Condition()
@@ -252,7 +279,7 @@ class _Standby:
                     continue
                 try:
                     self._process = _Process(
-                        self._program,
+                        self.program,
                         ["--standby"],
                         self._write,
                         self._name,

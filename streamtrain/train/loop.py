@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from streamtrain._core import Plan
+from streamtrain.errors import ShardError
 from streamtrain.logs import LogThrottle
 from streamtrain.metrics.worker import WorkerMetrics
 from streamtrain.model.batch import Batch
@@ -213,6 +214,18 @@ class _InFlight:
     push: PendingPush
 
 
+class OtherShards(NamedTuple):
+    """Shards with which a loop goes on.
+
+    Attributes:
+        client: connected to all of them.
+        shards: how many there are.
+    """
+
+    client: Client
+    shards: int
+
+
 class Loop:
     """The training loop of a worker. Used by one thread.
 
@@ -220,7 +233,7 @@ class Loop:
         model: the model to train.
         step: its training function.
         client: connected to all shards; joined and closed here.
-        progress: returns the progress of all shards.
+        progress: returns the progress of all shards; of the cluster's newest ones, if it has others.
         intake: source of samples; opened and closed here.
         shards: number of shards.
         start: where the run began; None: at offset 0.
@@ -229,6 +242,7 @@ class Loop:
         blocks: receives them too, by where their samples stand in the log; None: no blocks are made.
         metrics: the worker's metrics.
         graphs: returns the compiled graphs to begin with; called once the first partitions are assigned.
+        others: returns the shards that the cluster has now; None: those of before. Called after errors of shards.
 
     Attributes:
         stats: statistics of what it has learned.
@@ -250,8 +264,9 @@ class Loop:
         blocks: BlockTracker | None = None,
         metrics: WorkerMetrics | None = None,
         graphs: Callable[[], GraphCache] = GraphCache,
+        others: Callable[[], OtherShards | None] = lambda: None,
     ) -> None:
-        self._client = client
+        self._client, self._shards, self._others = client, shards, others
         self._progress, self._start = progress, start or {}
         self._intake = intake
         self._config = config = config or LoopConfig()
@@ -261,7 +276,7 @@ class Loop:
             micro = None
             if model.micro_batch_size:
                 micro = MicroStep(model, step, config.batch_size, client.spec, graphs=graphs())
-            return Trainer(model, step, client, shards, micro=micro, ahead=config.ahead)
+            return Trainer(model, step, self._client, self._shards, micro=micro, ahead=config.ahead)
 
         self._make_trainer = make_trainer
         self._metrics = metrics or WorkerMetrics()
@@ -294,10 +309,10 @@ class Loop:
         """
         every = self._config.beat_seconds  # also while it computes
         try:
-            with PeriodicTask("heartbeat", self._client.beat, every, delay=every, subject="heartbeat to the shards"):
-                self._client.join()
+            with PeriodicTask("heartbeat", self._beat, every, delay=every, subject="heartbeat to the shards"):
+                self._join()
                 self._intake.open(self)
-                while not stopped.is_set() and self._advance():
+                while not stopped.is_set() and self._advance_or_follow():
                     continue
                 self._drop()
                 self._settle()
@@ -307,6 +322,45 @@ class Loop:
             self._is_closing = True
             self._intake.close()
             self._client.close()
+
+    @property
+    def away(self) -> bool:
+        """Whether a shard is unreachable at the moment."""
+        return bool(self._client.away)
+
+    def _beat(self) -> None:
+        self._client.beat()
+
+    def _join(self) -> None:
+        try:
+            self._client.join()
+        except ShardError:
+            if not self._follow():
+                raise
+
+    def _follow(self) -> bool:
+        """Joins other shards, if the cluster has others now; what was in flight is to be read again."""
+        other = self._others()
+        if other is None:
+            return False
+        self._drop()
+        self._in_flight = None
+        self._client.close()
+        self._client, self._shards = other
+        if "_trainer" in vars(self):
+            self._trainer.move_to(*other)
+        self._join()
+        logger.info("learning with %d shards", self._shards)
+        return True
+
+    def _advance_or_follow(self) -> bool:
+        try:
+            return self._advance()
+        except ShardError:
+            if not self._follow():
+                raise
+        self._rewind()
+        return True
 
     def _advance(self) -> bool:
         """Trains on one batch, or waits; False: the stream has ended."""
@@ -418,8 +472,14 @@ class Loop:
         if self._in_flight is None:
             return True
         in_flight, self._in_flight = self._in_flight, None
-        with self._metrics.stage("settle"):
-            pushed = in_flight.push.wait()
+        try:
+            with self._metrics.stage("settle"):
+                pushed = in_flight.push.wait()
+        except ShardError:
+            if not self._follow():
+                raise
+            self._rewind()
+            return False
         spans, batch, result = in_flight.prefetched.spans, in_flight.prefetched.decoded.batch, in_flight.result
         stats = total_stats(pushed)
         stats.non_finite_dense += result.non_finite_dense if result else 0
@@ -491,12 +551,20 @@ class Loop:
             self._cursor.rewind([], [])
             self._metrics.position({})
 
+    def _read_progress(self) -> Sequence[Progress]:
+        while True:
+            try:
+                return self._progress()
+            except ShardError:
+                if not self._follow():
+                    raise
+
     def _rewind(self) -> None:
         """Resumes from the clocks of the shards."""
         self._drop()
         self._trainer.forget()
+        progress = self._read_progress()
         self._reconnects = self._client.reconnects
-        progress = self._progress()
         if not any(at > self._start.get(p, 0) for shard in progress for p, at in shard.clock.items()):
             self._trainer.begin()  # also if shards have lost all that they had learned
         elif not self.rewinds:

@@ -128,6 +128,11 @@ class Trainer:
         self._prior: LabelPrior | None = None
         self._is_first = True
 
+    def move_to(self, client: Client, shards: int) -> None:
+        """Learns with other shards from now on; what was pulled and not pushed is void."""
+        self._client, self._planner = client, self._model.planner(shards)
+        self.forget()
+
     def begin(self) -> None:
         """Has the outputs find the labels' log-odds (prior.py), as nothing has been learned yet.
 

@@ -174,11 +174,11 @@ def test_parts_that_another_cut_has_replaced_are_not_aligned(place: str) -> None
     cut_again = threading.Event()
 
     def wrap(index: int, control: Control) -> Control:
-        def cut(epoch: int, target: Clock, full: bool) -> CutResult:
-            answer = control.cut(epoch, target, full)
+        def cut(epoch: int, target: Clock, full: bool, hold: float) -> CutResult:
+            answer = control.cut(epoch, target, full, hold)
             if index == 1 and cut_again.is_set():
                 cluster.shards[1].push(pushes(LOG, [Span(0, 100, 150)], 2)[1])
-                control.cut(epoch, {0: 150}, full)
+                control.cut(epoch, {0: 150}, full, hold)
             return answer
 
         return around(control, cut=cut)  # type: ignore[no-any-return]

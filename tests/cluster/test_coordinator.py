@@ -259,6 +259,7 @@ def test_whoever_goes_by_an_old_slot_map_is_told(tmp_path: Path) -> None:
     with Coordinated(tmp_path) as cluster, Heartbeat(cluster.client(), "worker", "w", dict, moved.release):
         assert cluster.client().slots() == (1, tuple(cluster.addresses))
         cluster.status(lambda found: names(found) == ["w"])
+        assert moved.acquire(timeout=PATIENCE)  # of the first one that it hears of
         cluster.stop()
         cluster.start()  # with the same shards
         cluster.status(lambda found: names(found) == ["w"])

@@ -325,6 +325,28 @@ def commands_find_it(folder: Path) -> None:
     (folder / "streamtrain.toml").unlink()
 
 
+def shards_change_in_number(service: Service, folder: Path, total: int) -> int:
+    """While it runs, also if one is killed then; the end of what was written."""
+    (folder / "streamtrain.toml").write_text('[up]\ndata = "data"\n')
+    worker = service.pid("worker")
+    for shards in (3, 1, 2):
+        done = run(folder, "scale", "--ps", str(shards), "--json")
+        assert (done.returncode, done.stderr) == (0, ""), done
+        assert len(json.loads(done.stdout)["shards"]) == shards
+        assert load_settings(service.file).ps.addresses == tuple(json.loads(done.stdout)["shards"])
+        total = write(service.stream, total, 100)
+        assert service.counted() == total
+        assert len(service.pids("ps")) == shards
+        service.kill("ps", *(["--spare"] if shards > 1 else []))
+        total = write(service.stream, total, 100)
+        assert service.counted() == total
+    assert service.pid("worker") == worker
+    done = run(folder, "scale", "--ps", "0")
+    assert (done.returncode, done.stderr) == (2, "streamtrain: --ps must be 1 to 1024 shards, not 0\n")
+    (folder / "streamtrain.toml").unlink()
+    return total
+
+
 ONE_MORE = ("features=[", 'features=[st.Categorical("more", dim=3, field="user"), ')
 WRONG_NOW = "worker0   ended with exit code 2: its configuration is wrong now, the other processes continue"
 
@@ -368,6 +390,9 @@ def test_all_is_learned_exactly_whoever_is_killed_and_the_next_one_goes_on(tmp_p
                 assert service.counted() == total, words
                 # One request is under way at a time, so a server that is killed leaves no more than one without answer.
                 assert asked[1] <= unanswered + ("serve" in words), words
+            unanswered = asked[1]
+            total = shards_change_in_number(service, tmp_path, total)
+            assert asked[1] == unanswered
             until(lambda: len(service.pids("worker")) == 2, PATIENCE)
             worker, standby = service.pids("worker")
             os.kill(worker, signal.SIGKILL)

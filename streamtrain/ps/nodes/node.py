@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from streamtrain.errors import ShardRefused, TakenOver
+from streamtrain.errors import ShardRefused, ShardUnavailable, TakenOver
 from streamtrain.incarnation import Incarnation
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.consistency import Consistency
 from streamtrain.ps.hooks import CheckpointStore, CutResult, FreezeResult, Publisher, Snapshot
 from streamtrain.ps.replication.backup import BackupShard
-from streamtrain.ps.replication.roles import NodeRole, Pairing
+from streamtrain.ps.replication.roles import NodeRole, NodeState, Pairing
 from streamtrain.ps.shard import InitialState, Shard
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ class Node:
 
     Args:
         index: which shard it holds, 0 to shards - 1.
+        shards: how many there are; 0: it holds none until it gets a `place`.
         consistency: makes the strategy of a shard.
         checkpoints: where it is saved; None: nowhere.
         publisher: of what it has learned; None: it has none.
@@ -39,6 +40,7 @@ class Node:
         published: number of the publication that was written last, be it committed or not; 0: none.
         lease_generation: of the lease under which it has published; 0: it has not.
         incarnation: of its cluster, as a worker told it; None: none did since it was started.
+        map_epoch: of the map of shards in which it has its place; 0: it has it by its settings.
         role: whether it is empty, a backup, primary or retired; holds the shard.
         backup: what it follows another primary with; None: its shard has no backup.
     """
@@ -63,6 +65,7 @@ class Node:
         self.published = 0
         self.lease_generation = 0
         self.incarnation: Incarnation | None = None
+        self.map_epoch = 0
         self.role = NodeRole(index, shards, consistency, pairing, self.count)
         self.backup = BackupShard(self.role, pairing.patience / 2, pairing.promoted) if pairing else None
         self._pairing = pairing
@@ -76,6 +79,7 @@ class Node:
         self._frozen_at = 0.0
         self._snapshot: tuple[int, Snapshot] | None = None
         self._writing: int | None = None
+        self._placing = threading.Lock()
 
     def start(self, *, is_first: bool = True) -> bool:
         """Restores the shard and becomes primary, unless this is the backup; True: it is not.
@@ -89,6 +93,9 @@ class Node:
         Raises:
             CheckpointError: checkpoints cannot be read.
         """
+        if not self.shards:
+            logger.info("this shard has no place yet: it waits for `streamtrain scale`")
+            return False
         if self._pairing and (self._pairing.is_peer_primary() or not is_first):
             logger.info("this is the backup of shard %d; the primary is at %s", self.index, self._pairing.peer.target)
             return False
@@ -116,6 +123,40 @@ class Node:
             "shard %d of %d restored from epoch %d, clock %s", *(self.index, self.shards), *found[1:], shard.clock()
         )
         return True
+
+    def place(self, index: int, shards: int, run: str, map_epoch: int) -> None:
+        """Gives it a place in a map of shards: it then holds what the newest checkpoint has there. Nothing, if it does.
+
+        Args:
+            index: of the shard that it is to hold.
+            shards: how many there are; 0: it is to hold none.
+            run: of the cluster; "": not known.
+            map_epoch: of the map.
+
+        Raises:
+            ShardRefused: it holds a shard of another run, or goes by a later map.
+            ShardUnavailable: its shard has a backup, or there is no checkpoint.
+            CheckpointError: checkpoints cannot be read. It holds nothing then, until it is called again.
+        """
+        with self._placing:
+            if map_epoch < self.map_epoch:
+                raise ShardRefused(f"the map of epoch {self.map_epoch} is in force here, not {map_epoch}", "mismatch")
+            if self.ready and run not in ("", self.shard.run.id):
+                raise ShardRefused(f"this is a shard of run {self.shard.run.id}, not of {run}", "mismatch")
+            was, has_place = f"shard {self.index} of {self.shards}", (self.index, self.shards) == (index, shards)
+            if has_place and (not shards or self.role.state is not NodeState.SPARE):
+                self.map_epoch = map_epoch
+                if self.ready:
+                    self.shard.release()
+                return
+            self._give_up()
+            self.role.vacate(index, shards)
+            self.index, self.shards, self.epoch, self.map_epoch = index, shards, NO_EPOCH, map_epoch
+            if self._publisher is not None:
+                self._publisher.forget()
+            logger.info("%s is shard %d of %d by map %d", was, index, shards, map_epoch)
+            if shards and not self.restore():
+                raise ShardUnavailable(f"shard {index} of {shards} found no checkpoint to begin with")
 
     def initialise(self, initial: InitialState) -> Shard:
         """Gives an empty shard what it begins with; see `NodeRole.initialise`."""
@@ -170,8 +211,8 @@ class Node:
         self._frozen_at = time.monotonic()
         return FreezeResult(self.shard.freeze(self._freeze_patience), self.epoch, checkpoints.digest)
 
-    def cut(self, epoch: int, target: Clock, full: bool) -> CutResult:
-        """Marks the moment at which the clock is `target`, and lets pushes through again.
+    def cut(self, epoch: int, target: Clock, full: bool, hold: float = 0.0) -> CutResult:
+        """Marks the moment at which the clock is `target`, and lets pushes through again, after `hold` seconds.
 
         Raises:
             ShardRefused: the node has no checkpoints, or still writes one.
@@ -186,7 +227,7 @@ class Node:
             self._overdue.daemon = True
             self._overdue.start()
 
-        clock, reached = shard.cut(target, self._cut_patience, take)
+        clock, reached = shard.cut(target, self._cut_patience, take, hold)
         return CutResult(clock, reached, (time.monotonic() - self._frozen_at) * 1000)
 
     def _idle_checkpoints(self) -> CheckpointStore:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import streamtrain.ps.rpc.ps_pb2 as pb
 from streamtrain._core import shards_of
-from streamtrain.errors import ShardRefused
+from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.incarnation import Incarnation
 from streamtrain.model.spec import Spec
 from streamtrain.ps.consistency import Consistency
@@ -34,7 +34,7 @@ def status_of(node: Node, workers: list[str], *, predictions: bool = False) -> A
     """The status of a node as a message; with predictions that are not stored yet, if they are asked for."""
     status = pb.ShardStatus(shard=node.index, shards=node.shards, ready=node.ready, workers=workers)
     status.epoch, status.published, status.generation = node.epoch, node.published, node.lease_generation
-    status.incarnation = str(node.incarnation or "")
+    status.incarnation, status.map_epoch = str(node.incarnation or ""), node.map_epoch
     status.counters.update(dict(node.counters))  # a copy: other threads add to it
     if node.backup is not None:
         status.standing.CopyFrom(_standing_of(node, node.backup))
@@ -102,6 +102,7 @@ class Servicer:
                     consistency.leave(session.worker)
 
     def _join(self, join: Any, session: OpenSession, shard: Shard, c: Consistency) -> bytes:
+        self._check_map(join)
         for what, theirs, mine in (
             ("index", join.shard, shard.index),
             ("number of shards", join.shards, shard.shards),
@@ -122,6 +123,21 @@ class Servicer:
         if lane is not None:
             session.use(lane)
         return wire.frame(pb.Answer(joined=pb.Joined(progress=progress, lane=lane is not None)), [])
+
+    def _check_map(self, request: Any) -> None:
+        """Refuses for now who has another place for the shard by another map: it is about to get the shard's map.
+
+        Raises:
+            ShardUnavailable: that is so, or the shard has no place.
+        """
+        node = self._node
+        if node.role.state is NodeState.SPARE:
+            node.role.held()
+        if (request.shard, request.shards) != (node.index, node.shards) and request.map_epoch != node.map_epoch:
+            raise ShardUnavailable(
+                f"this is shard {node.index} of {node.shards} by map {node.map_epoch}, not {request.shard} of "
+                f"{request.shards} as by map {request.map_epoch} of the worker: one is about to get the newer map"
+            )
 
     def _answers(self, data: bytes, session: OpenSession, shard: Shard, c: Consistency) -> Iterator[bytes]:
         if len(data) > self._limits.max_message_bytes:
@@ -186,6 +202,7 @@ class Servicer:
 
     def initialise(self, request: Any) -> Any:
         node = self._node
+        self._check_map(request)
         if (request.shard, request.shards) != (node.index, node.shards):
             raise ShardRefused(
                 f"this is shard {node.index} of {node.shards}, not {request.shard} of {request.shards}", "mismatch"
@@ -213,11 +230,15 @@ class Servicer:
         return pb.FrozenAt(clock=wire.encode_positions(frozen.clock), written=frozen.written, digest=frozen.digest)
 
     def cut(self, request: Any) -> Any:
-        at = self._node.cut(request.epoch, wire.decode_clock(request.target), request.full)
+        at = self._node.cut(request.epoch, wire.decode_clock(request.target), request.full, request.hold)
         return pb.CutAt(clock=wire.encode_positions(at.clock), reached=at.reached, pause_ms=at.pause_ms)
 
     def write(self, request: Any) -> Any:
         return pb.Written(part=self._node.write(request.epoch))
+
+    def place(self, request: Any) -> Any:
+        self._node.place(request.shard, request.shards, request.run, request.map_epoch)
+        return status_of(self._node, self._sessions.workers())
 
     def publish(self, request: Any) -> Any:
         return pb.Published(part=self._node.publish(request.number, request.layout, request.generation))

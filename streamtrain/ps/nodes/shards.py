@@ -3,7 +3,7 @@
 import logging
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ class Control(Protocol):
     def status(self, *, predictions: bool = False) -> Any:
         """How the shard is, a `ShardStatus` of schemas/ps.proto; with `Position.predictions` if asked for."""
 
-    def initialise(self, index: int, shards: int, initial: InitialState) -> Any:
+    def initialise(self, index: int, shards: int, initial: InitialState, map_epoch: int = 0) -> Any:
         """Gives an empty shard what it begins with; the status says what it has."""
 
     def claim(self, incarnation: Incarnation) -> Any:
@@ -52,11 +52,14 @@ class Control(Protocol):
     def freeze(self) -> FreezeResult:
         """See `Node.freeze`."""
 
-    def cut(self, epoch: int, target: Clock, full: bool) -> CutResult:
+    def cut(self, epoch: int, target: Clock, full: bool, hold: float = 0.0) -> CutResult:
         """See `Node.cut`."""
 
     def write(self, epoch: int) -> str:
         """See `Node.write`."""
+
+    def place(self, index: int, shards: int, run: str, map_epoch: int) -> Any:
+        """See `Node.place`; returns the status."""
 
     def publish(self, number: int, layout: str, generation: int = 0) -> str:
         """See `Node.publish`."""
@@ -88,13 +91,17 @@ class LocalControl:
     def status(self, *, predictions: bool = False) -> Any:
         return status_of(self._node, [], predictions=predictions)
 
-    def initialise(self, index: int, shards: int, initial: InitialState) -> Any:
+    def initialise(self, index: int, shards: int, initial: InitialState, map_epoch: int = 0) -> Any:
         self._node.initialise(initial)
         return self.status()
 
     def claim(self, incarnation: Incarnation) -> Any:
         """See Control."""
         self._node.claim(incarnation)
+        return self.status()
+
+    def place(self, index: int, shards: int, run: str, map_epoch: int) -> Any:
+        self._node.place(index, shards, run, map_epoch)
         return self.status()
 
     def set_rates(self, rates: Mapping[str, float]) -> Any:
@@ -130,21 +137,31 @@ class Shards:
             them, one of its primary and one of its backup.
         beginning: what a run begins with.
         metadata: sent with every remote call, such as a token.
+
+    Attributes:
+        controls: of all shards, in order.
     """
 
     def __init__(
         self, places: Sequence[Node | ServerChannel | TargetPair], beginning: RunTemplate, metadata: Metadata = ()
     ) -> None:
-        # Sessions share the resolvers: once one finds that a backup has taken over, none waits for the primary.
-        self._places = [place if isinstance(place, Node) else make_resolver(place, metadata) for place in places]
         self._beginning = beginning
         self._metadata = metadata
+        self.move_to(places, 0)
         self._run: Run | None = None  # as once agreed
         self._spec = beginning.spec  # of the run
         self._incarnation: Incarnation | None = None  # as once claimed
+
+    def move_to(self, places: Sequence[Node | ServerChannel | TargetPair], map_epoch: int) -> None:
+        """The cluster has these shards from now on, by a map of that epoch. Clients of before keep those of before."""
+        # Sessions share the resolvers: once one finds that a backup has taken over, none waits for the primary.
+        made = [place if isinstance(place, Node) else make_resolver(place, self._metadata) for place in places]
+        self._places, self._map_epoch = made, map_epoch
         self.controls: list[Control] = [
-            LocalControl(place) if isinstance(place, Node) else RemoteControl(*place[0], metadata, resolver=place[1])
-            for place in self._places
+            LocalControl(place)
+            if isinstance(place, Node)
+            else RemoteControl(*place[0], self._metadata, resolver=place[1])
+            for place in made
         ]
 
     def agree(self) -> Run:
@@ -167,10 +184,10 @@ class Shards:
         topic = next((status.topic for status in statuses if status.topic), "")
         run = Run(begun.run, wire.decode_clock(begun.start), topic)
         for index, status in enumerate(statuses):
-            if not status.ready:
-                logger.info("shard %d is empty; it begins run %s at %s", index, run.id, run.start or "offset 0")
             if not status.ready or (status.run == run.id and not status.topic and topic):
                 statuses[index] = self._initialise(index, run)
+            if not status.ready:
+                logger.info("shard %d was empty; it begins run %s at %s", index, run.id, run.start or "offset 0")
         for control, status in zip(self.controls, statuses, strict=True):
             if status.run != run.id:
                 raise ShardRefused(
@@ -234,7 +251,8 @@ class Shards:
         what, count = self._beginning, len(self._places)
         dense = what.dense[shard_slice(len(what.dense), index, count)]
         statistics = what.statistics[shard_slice(len(what.statistics), index, count)]
-        return self.controls[index].initialise(index, count, InitialState(run, self._spec, dense, statistics))
+        initial = InitialState(run, self._spec, dense, statistics)
+        return self.controls[index].initialise(index, count, initial, self._map_epoch)
 
     def clocks(self) -> list[dict[int, int]]:
         """The clock of every shard.
@@ -257,6 +275,7 @@ class Shards:
         lanes: bool = True,
         retry: Retry | None = None,
         stopped: threading.Event | None = None,
+        lost: Callable[[], object] = lambda: None,
     ) -> Client:
         """A client for one worker of a run.
 
@@ -267,21 +286,34 @@ class Shards:
             lanes: whether messages go through shared memory, where a shard is of this machine.
             retry: how to deal with shards that do not answer.
             stopped: once set, waiting for connections ends.
+            lost: called with every attempt to reach a shard that fails.
         """
         spec, count = self._spec, len(self._places)
-        who = JoinInfo(worker, run.id, spec.identity, count, dtype, lanes)
+        who = JoinInfo(worker, run.id, spec.identity, count, dtype, lanes, self._map_epoch)
         sessions: list[Session] = [
             LocalSession(place.shard, place.consistency, worker)
             if isinstance(place, Node)
-            else self._session(i, place, who, retry, stopped)
+            else self._session(i, place, who, retry, stopped=stopped, lost=lost)
             for i, place in enumerate(self._places)
         ]
         return Client(sessions, spec)
 
     def _session(
-        self, index: int, place: ResolvedTarget, who: JoinInfo, retry: Retry | None, stopped: threading.Event | None
+        self,
+        index: int,
+        place: ResolvedTarget,
+        who: JoinInfo,
+        retry: Retry | None,
+        *,
+        stopped: threading.Event | None,
+        lost: Callable[[], object],
     ) -> Session:
         first, resolver = place
         return RemoteSession(
-            *first, index, who, self.agree, retry=retry, metadata=self._metadata, stopped=stopped, resolver=resolver
+            *(*first, index, who, self.agree),
+            retry=retry,
+            metadata=self._metadata,
+            stopped=stopped,
+            resolver=resolver,
+            lost=lost,
         )

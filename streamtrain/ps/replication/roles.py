@@ -66,14 +66,16 @@ class NodeState(Enum):
     |---|---|---|
     | EMPTY | no | the beginning, without a pairing; BACKUP by `restored`, without a checkpoint |
     | BACKUP | no: `BackupShard` has the copy | the beginning, with a pairing; EMPTY by `follow` |
-    | PRIMARY | yes | EMPTY, BACKUP by `restored`; EMPTY by `initialise`; BACKUP by `take_over` |
+    | PRIMARY | yes | EMPTY, BACKUP, SPARE by `restored`; EMPTY by `initialise`; BACKUP by `take_over` |
     | RETIRED | no more | PRIMARY by `retire`: the other process of the shard has taken over |
+    | SPARE | no: it has no place | the beginning, without a place; EMPTY, PRIMARY by `vacate` |
     """
 
     EMPTY = "empty"
     BACKUP = "backup"
     PRIMARY = "primary"
     RETIRED = "retired"
+    SPARE = "spare"
 
 
 class NodeRole:
@@ -98,7 +100,7 @@ class NodeRole:
         count: Callable[[str], object],
     ) -> None:
         self.index, self.shards = index, shards
-        self.state = NodeState.BACKUP if pairing else NodeState.EMPTY
+        self.state = NodeState.BACKUP if pairing else NodeState.EMPTY if shards else NodeState.SPARE
         self.generation = Generation(0, 0)
         self.replication: Replication | None = None
         self._make_consistency, self._pairing, self._count = consistency, pairing, count
@@ -122,6 +124,8 @@ class NodeRole:
             raise ShardUnavailable(f"shard {self.index} has moved: {self._why_retired}")
         if self.state is NodeState.BACKUP:
             raise ShardUnavailable(f"this is the backup of shard {self.index}")
+        if self.state is NodeState.SPARE:
+            raise ShardUnavailable("this shard has no place yet: it waits for `streamtrain scale`")
         raise ShardUnavailable(f"shard {self.index} is empty: it found no checkpoint and waits to be initialised")
 
     def restored(self, shard: Shard | None) -> None:
@@ -132,7 +136,7 @@ class NodeRole:
         """
         with self._lock:
             if shard is not None:
-                self._check(NodeState.EMPTY, NodeState.BACKUP)
+                self._check(NodeState.EMPTY, NodeState.BACKUP, NodeState.SPARE)
                 self._lead(shard, Generation(time.time_ns(), 1))
             elif self.state is NodeState.BACKUP:
                 self.state = NodeState.EMPTY
@@ -142,8 +146,10 @@ class NodeRole:
 
         Raises:
             ShardRefused: the slices do not have the sizes that the spec says.
-            ShardUnavailable: the node is a backup, or retired.
+            ShardUnavailable: the node is a backup, retired, or has no place.
         """
+        if self.state is NodeState.SPARE:
+            self.held()
         spec = initial.spec
         for what, slice_, size in (
             ("dense", initial.dense, spec.dense_size),
@@ -191,6 +197,24 @@ class NodeRole:
             self.replication.retire()
         if self._pairing is not None:
             self._pairing.retired(why)
+
+    def vacate(self, index: int, shards: int) -> None:
+        """EMPTY, PRIMARY or SPARE to SPARE: what it held is refused from now on. `restored` gives it the new place.
+
+        Args:
+            index: of the shard that it is to hold next.
+            shards: how many there are then; 0: it is to hold none.
+
+        Raises:
+            ShardUnavailable: its shard has a backup.
+        """
+        with self._lock:
+            if self.state not in (NodeState.EMPTY, NodeState.PRIMARY, NodeState.SPARE) or self._pairing is not None:
+                raise ShardUnavailable(f"shard {self.index} has a backup, and cannot get another place")
+            held, self._held = self._held, None
+            self.index, self.shards, self.state = index, shards, NodeState.SPARE
+        if held is not None:
+            held[0].retire("its process has another place in the map of shards")
 
     def _check(self, *states: NodeState) -> None:
         if self.state not in states:

@@ -210,7 +210,7 @@ class RemoteControl:
         """Has a backup take over, see `BackupShard.promote`; returns its status."""
         return self._stub.call("Promote", pb.PromoteRequest())
 
-    def initialise(self, index: int, shards: int, initial: InitialState) -> Any:
+    def initialise(self, index: int, shards: int, initial: InitialState, map_epoch: int = 0) -> Any:
         """Initialises an empty shard; returns the status of what it holds."""
         request = pb.InitialiseRequest(
             run=initial.run.id,
@@ -221,6 +221,7 @@ class RemoteControl:
             shards=shards,
             dense=np.ascontiguousarray(initial.dense, "<f4").tobytes(),
             statistics=np.ascontiguousarray(initial.statistics, "<f4").tobytes(),
+            map_epoch=map_epoch,
         )
         return self._stub.call("Initialise", request)
 
@@ -240,12 +241,18 @@ class RemoteControl:
         answer = self._stub.call("Freeze", pb.FreezeRequest())
         return FreezeResult(wire.decode_clock(answer.clock), answer.written, answer.digest)
 
-    def cut(self, epoch: int, target: Clock, full: bool) -> CutResult:
-        answer = self._stub.call("Cut", pb.CutRequest(epoch=epoch, target=wire.encode_positions(target), full=full))
+    def cut(self, epoch: int, target: Clock, full: bool, hold: float = 0.0) -> CutResult:
+        request = pb.CutRequest(epoch=epoch, target=wire.encode_positions(target), full=full, hold=hold)
+        answer = self._stub.call("Cut", request)
         return CutResult(wire.decode_clock(answer.clock), answer.reached, answer.pause_ms)
 
     def write(self, epoch: int) -> str:
         return str(self._stub.call("Write", pb.WriteRequest(epoch=epoch), timeout=None).part)
+
+    def place(self, index: int, shards: int, run: str, map_epoch: int) -> Any:
+        """See `Node.place`; returns the status. It takes as long as rows are read."""
+        request = pb.PlaceRequest(map_epoch=map_epoch, shard=index, shards=shards, run=run)
+        return self._stub.call("Place", request, timeout=None)
 
     def publish(self, number: int, layout: str, generation: int = 0) -> str:
         request = pb.PublishRequest(number=number, layout=layout, generation=generation)

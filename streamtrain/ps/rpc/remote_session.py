@@ -131,6 +131,7 @@ class JoinInfo:
         shards: number of shards.
         dtype: of floats on the wire.
         lanes: whether to use shared memory with a shard on this machine.
+        map_epoch: of the map of shards that it goes by; 0: it knows none but its settings.
     """
 
     worker: str
@@ -139,6 +140,7 @@ class JoinInfo:
     shards: int
     dtype: RowType = "float32"
     lanes: bool = True
+    map_epoch: int = 0
 
 
 @dataclass(eq=False)
@@ -169,6 +171,7 @@ class RemoteSession:
         retry: timeouts and backoff.
         stopped: once set, connecting fails with ShardUnavailable.
         resolver: finds the current primary, if the shard has a backup.
+        lost: called with every attempt to connect that fails.
     """
 
     def __init__(
@@ -183,8 +186,9 @@ class RemoteSession:
         metadata: Metadata = (),
         stopped: threading.Event | None = None,
         resolver: Resolver | None = None,
+        lost: Callable[[], object] = lambda: None,
     ) -> None:
-        self._resolver = resolver
+        self._resolver, self._lost = resolver, lost
         self._index = index
         self._info = info
         self._revive = revive
@@ -316,6 +320,13 @@ class RemoteSession:
         patiently(self._try_to_connect, self._retry, self._stopped)
 
     def _try_to_connect(self) -> None:
+        try:
+            self._connect_once()
+        except ShardUnavailable:
+            self._lost()
+            raise
+
+    def _connect_once(self) -> None:
         if self._connection is not None:
             self._connection.close()
         if self._resolver is not None:
@@ -332,6 +343,7 @@ class RemoteSession:
             dtype=wire.DTYPES[info.dtype],
             progress=self._progress,
             lane=encode_offer(lane) if lane else None,
+            map_epoch=info.map_epoch,
         )
         first = wire.frame(pb.Request(join=join), [])
         self._connection = Connection(self._open, self._metadata, first, self._retry.timeout)

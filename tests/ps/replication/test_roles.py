@@ -27,7 +27,7 @@ TRANSITIONS: dict[str, Callable[[NodeRole], object]] = {
     "take_over": lambda role: role.take_over(new_shard(0, 1), Generation(time.time_ns(), 2)),
     "retire": lambda role: role.retire("the other process of it has taken over"),
 }
-EMPTY, BACKUP, PRIMARY, RETIRED = NodeState
+EMPTY, BACKUP, PRIMARY, RETIRED, SPARE = NodeState
 NEXT = {
     EMPTY: {
         "restored": PRIMARY, "restored nothing": EMPTY, "initialise": PRIMARY, "follow": BACKUP, "retire": EMPTY
@@ -46,7 +46,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", TRANSITIONS)
-@pytest.mark.parametrize("state", NodeState)
+@pytest.mark.parametrize("state", NEXT)
 def test_a_transition_is_made_or_refused(state: NodeState, name: str) -> None:
     address, retired = f"127.0.0.1:{free_ports(1)[0]}", list[str]()
     with grpc.insecure_channel(address) as channel:
@@ -65,8 +65,29 @@ def test_a_transition_is_made_or_refused(state: NodeState, name: str) -> None:
         assert role.state is NEXT[state].get(name, state)
         assert role.ready is (role.state is PRIMARY)
         assert len(retired) - len(known) == (state is PRIMARY and role.state is RETIRED)  # told once
+        with pytest.raises(ShardUnavailable, match="shard 0 has a backup, and cannot get another place"):
+            role.vacate(1, 2)
         if role.replication:
             role.replication.stop()
+
+
+def test_a_shard_without_a_backup_gets_another_place() -> None:
+    """What it held is refused from then on, and it is nothing until it is restored."""
+    role = NodeRole(0, 0, Async, None, lambda _: None)
+    for path in ([], ["restored"], ["restored nothing"]):
+        for name in path:
+            TRANSITIONS[name](role)
+        held = role.held()[0] if role.ready else None
+        role.vacate(1, 3)
+        assert (role.state, role.index, role.shards, role.ready) == (SPARE, 1, 3, False)
+        for name in ("initialise", "follow", "take_over"):
+            with pytest.raises(ShardUnavailable, match="this shard has no place yet"):
+                TRANSITIONS[name](role)
+        if held is not None:
+            with pytest.raises(ShardUnavailable, match="its process has another place in the map of shards"):
+                held.pull_dense(COUNTING.dense, COUNTING.statistics)
+    role.restored(new_shard(1, 3))
+    assert role.state is PRIMARY
 
 
 def test_an_empty_node_that_is_sent_a_copy_is_a_backup_and_takes_over() -> None:

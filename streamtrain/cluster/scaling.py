@@ -1,0 +1,144 @@
+"""Scaling: a cluster goes on with another number of shards, while its workers and servers run on.
+
+Pushes are held back, a checkpoint is taken, and the next map of shards is kept beside it: from then on it is in force.
+Every shard of it takes the rows of its place from the checkpoint, and workers go on with them from there. Until the map
+is kept, nothing has changed: shards whose pushes are held back for too long, as this process is gone, let them through.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from streamtrain.errors import CheckpointError, ShardError, ShardRefused
+from streamtrain.ps.nodes.shards import Control
+from streamtrain.ps.nodes.topology import ShardMap
+from streamtrain.ps.rpc.control import Retry, patiently
+
+logger = logging.getLogger(__name__)
+
+HOLD = 10.0
+"""Seconds for which pushes are held back at most; the shards of the next map learn again what passes later."""
+
+
+class OpenedShards(NamedTuple):
+    """Controls of shards, in order.
+
+    Attributes:
+        controls: with the timeout of a cluster.
+        polled: with that of a poll.
+    """
+
+    controls: list[Control]
+    polled: list[Control]
+
+
+MOST_SHARDS = 1024
+
+_STARTING = Retry(give_up=10.0)  # a process that has just been started does not answer yet
+
+OpenShards = Callable[[Sequence[str]], OpenedShards]
+"""Opens the shards at some addresses."""
+
+
+def check_next(before: ShardMap, addresses: Sequence[str], controls: Sequence[Control]) -> str:
+    """Whether a cluster can go on with other shards; the id of its run.
+
+    Args:
+        before: the map in force.
+        addresses: of the next shards, in order.
+        controls: of these.
+
+    Raises:
+        ShardRefused: there are none or too many, or one twice; or one is of another cluster, or has a backup.
+        ShardError: one cannot be reached, or has not begun.
+    """
+    if not addresses:
+        raise ShardRefused("a cluster needs at least one shard")
+    if len(addresses) > MOST_SHARDS:
+        raise ShardRefused(f"a cluster has at most {MOST_SHARDS} shards, not {len(addresses)}", "limit")
+    if twice := [address for address, count in Counter(addresses).items() if count > 1]:
+        raise ShardRefused(f"{twice[0]} is named twice: each shard needs a process of its own")
+    runs, own = set[str](), set[str]()
+    strangers: list[tuple[str, Any]] = []
+    for address, control in zip(addresses, controls, strict=True):
+        status = patiently(control.status, _STARTING, threading.Event())
+        if status.HasField("standing"):
+            raise ShardRefused(
+                "shards with backups cannot change in number while they run: stop workers and all shards, change "
+                "ps.addresses and ps.backups, and start them again, see docs/operations.md",
+                "mismatch",
+            )
+        if address in before.shards:
+            if not status.ready:
+                raise ShardError(f"the shard at {address} has not begun: nothing has been learned yet")
+            runs.add(status.run)
+            own.add(status.incarnation)
+        elif status.shards:
+            strangers.append((address, status))
+    for address, status in strangers:
+        # Not one of this cluster that was left out of a map while its coordinator ended, or has started again since.
+        if status.run not in runs | {""} or (status.workers and status.incarnation not in own):
+            raise ShardRefused(
+                f"the shard at {address} is shard {status.shard} of {status.shards} of another cluster: a new one must "
+                "wait for a place, as `streamtrain ps --spare` does",
+                "mismatch",
+            )
+    if len(runs) > 1:
+        raise ShardRefused(f"shards are of different runs, {' and '.join(sorted(runs))}", "mismatch")
+    return str(min(runs, default=""))
+
+
+def place_all(shard_map: ShardMap, controls: Sequence[Control], run: str) -> None:
+    """Gives all shards of a map their places, at the same time; what fails is logged: `place_strays` tries it again."""
+    with ThreadPoolExecutor(len(controls)) as pool:
+        errors = pool.map(lambda index: _place(shard_map, index, controls[index], run), range(len(controls)))
+        for control, error in zip(controls, errors, strict=True):
+            if error is not None:
+                logger.warning("%s has not got its place yet: %s", control.target, error)
+
+
+def place_strays(
+    shard_map: ShardMap, controls: Sequence[Control], statuses: Sequence[Any | None], told: set[int]
+) -> list[str]:
+    """Gives shards their places that have started again since, or could not be reached; returns what is in the way.
+
+    Args:
+        shard_map: the map in force.
+        controls: of its shards.
+        statuses: of these; None: one does not answer.
+        told: shards that have their places from this process; others may still hold pushes back.
+    """
+    count, faults = len(shard_map.shards), []
+    run = next((one.run for one in statuses if one is not None and one.ready), "")
+    for index, (control, status) in enumerate(zip(controls, statuses, strict=True)):
+        if status is None:
+            continue
+        place = (status.shard, status.shards, status.map_epoch)
+        if place == (index, count, shard_map.epoch) and index in told:
+            continue
+        error = _place(shard_map, index, control, run)
+        if error is None:
+            told.add(index)
+        else:
+            faults.append(f"{control.target}: {error}")
+    return faults
+
+
+def vacate(shard_map: ShardMap, controls: Sequence[Control], run: str) -> None:
+    """Has shards that are not of a map let go of what they hold; those that do not answer have ended."""
+    for control in controls:
+        try:
+            control.place(0, 0, run, shard_map.epoch)
+        except (ShardError, CheckpointError) as exc:
+            logger.info("%s is no shard any more: %s", control.target, exc)
+
+
+def _place(shard_map: ShardMap, index: int, control: Control, run: str) -> Exception | None:
+    try:
+        control.place(index, len(shard_map.shards), run, shard_map.epoch)
+    except (ShardError, CheckpointError) as exc:
+        return exc
+    return None

@@ -1,0 +1,166 @@
+"""Scaling of a service on one machine: `streamtrain scale` leaves a request in its folder, and `up` answers there."""
+
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from streamtrain.address import reserve_port
+from streamtrain.cluster.client import CoordinatorClient
+from streamtrain.cluster.scaling import MOST_SHARDS
+from streamtrain.errors import ConfigError, StreamtrainError
+from streamtrain.memory import free_megabytes
+from streamtrain.periodic import PeriodicTask
+from streamtrain.service.local import MEGABYTES
+from streamtrain.service.programs import Program
+from streamtrain.service.service_file import ServiceFile, find_service, rewrite_service_file, write_private
+from streamtrain.service.supervisor import Supervisor
+from streamtrain.settings.groups import Settings
+
+logger = logging.getLogger(__name__)
+
+_REQUEST, _ANSWER = "scale-{}.request", "scale-{}.answer"
+_EVERY = 0.2  # seconds between two looks
+_FIRST = "ps0"
+_ADDRESSES = "STREAMTRAIN_PS__ADDRESSES"
+
+
+def ask(service: ServiceFile, shards: int) -> list[str]:
+    """Asks a service for another number of shards; returns their addresses.
+
+    Raises:
+        ConfigError: it refuses.
+        StreamtrainError: it fails, or the service ends meanwhile.
+    """
+    folder, name = service.path.parent, secrets.token_hex(8)
+    request, answer = folder / _REQUEST.format(name), folder / _ANSWER.format(name)
+    _write(request, {"shards": shards})
+    try:
+        while not answer.exists():
+            if (now := find_service(folder)) is None or not now.is_running:
+                raise StreamtrainError(f"the service of {service} has ended")
+            time.sleep(_EVERY)
+        found = json.loads(answer.read_bytes())
+    finally:
+        for file in (request, answer):
+            file.unlink(missing_ok=True)
+    if "error" in found:
+        raise (ConfigError if found["refused"] else StreamtrainError)(found["error"])
+    return [str(one) for one in found["shards"]]
+
+
+def _write(path: Path, values: Mapping[str, object]) -> None:
+    """At once, for those who look meanwhile."""
+    new = path.with_suffix(".new")
+    with write_private(new) as file:
+        os.write(file, json.dumps(values).encode())
+    new.rename(path)
+
+
+class ServiceScaler:
+    """Starts and ends shards of a service, as requests in its folder say; to be entered.
+
+    Args:
+        settings: of the service, with what was completed.
+        completed: keys of what was.
+        supervisor: of its programs.
+        file: of the service.
+        report: is given what has become of shards.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        completed: Sequence[str],
+        supervisor: Supervisor,
+        file: Path,
+        report: Callable[[str, str], object],
+    ) -> None:
+        self._settings, self._supervisor, self._file, self._report = settings, supervisor, file, report
+        self._is_placed_here = "ps.addresses" in completed
+        self._addresses = list(settings.ps.addresses)
+        self._folder = file.parent
+        self._task = PeriodicTask("scale", self._look, _EVERY, subject="answering requests for other shards")
+
+    def __enter__(self) -> "ServiceScaler":
+        for left in (*self._folder.glob(_REQUEST.format("*")), *self._folder.glob(_ANSWER.format("*"))):
+            left.unlink(missing_ok=True)
+        self._task.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._task.stop()
+
+    def _look(self) -> None:
+        for request in sorted(self._folder.glob(_REQUEST.format("*"))):
+            with suppress(FileNotFoundError):  # who asked has gone
+                shards = json.loads(request.read_bytes())["shards"]
+                request.unlink()
+                _write(request.with_suffix(".answer"), self._answer(shards))
+
+    def _answer(self, shards: int) -> dict[str, object]:
+        try:
+            return {"shards": self.scale(shards)}
+        except (StreamtrainError, OSError) as exc:
+            self._report("up", f"still {len(self._addresses)} shards: {exc}")
+            return {"error": str(exc), "refused": isinstance(exc, ConfigError)}
+
+    def scale(self, shards: int) -> list[str]:
+        """Has so many shards hold the rows from now on; returns their addresses.
+
+        Raises:
+            ConfigError: that cannot be.
+            StreamtrainError: it fails. The shards are those of before then.
+        """
+        self._check(shards)
+        before, after = self._addresses, self._addresses[:shards]
+        first = self._supervisor.program(_FIRST)
+        added = {len(before) + i: f"127.0.0.1:{reserve_port()}" for i in range(shards - len(before))}
+        for index, address in added.items():
+            self._supervisor.add(_spare(first, index, address))
+        after += added.values()
+        try:
+            with CoordinatorClient.from_settings(self._settings) as client:
+                client.scale(after)
+        except BaseException:
+            for index in added:
+                self._supervisor.remove(_name(index))
+            raise
+        self._addresses = after
+        self._supervisor.update(lambda one: replace(one, environment={**one.environment, _ADDRESSES: ",".join(after)}))
+        self._settings = self._settings.model_copy(
+            update={"ps": self._settings.ps.model_copy(update={"addresses": tuple(after)})}
+        )
+        rewrite_service_file(self._settings, self._file)
+        for index in range(shards, len(before)):
+            self._supervisor.remove(_name(index))
+        self._report("up", f"{shards} shards instead of {len(before)}")
+        return after
+
+    def _check(self, shards: int) -> None:
+        if not 1 <= shards <= MOST_SHARDS:
+            raise ConfigError(f"--ps must be 1 to {MOST_SHARDS} shards, not {shards}")
+        if self._settings.ps.backups:
+            raise ConfigError("shards with backups cannot change in number while they run: restart up")
+        if not self._is_placed_here:
+            raise ConfigError("ps.addresses is set: up changes the number only of shards that it has placed itself")
+        free, needed = free_megabytes(), MEGABYTES["ps"] * (shards - len(self._addresses))
+        if needed > free:
+            raise ConfigError(f"not enough memory: {shards} shards need {needed:,} MB more, and {free:,} MB are free")
+
+
+def _name(index: int) -> str:
+    return f"ps{index}"
+
+
+def _spare(first: Program, index: int, address: str) -> Program:
+    """A shard that has its place from the coordinator, also when it is started again."""
+    at = list(first.command).index("--index")
+    command = [*first.command[:at], "--spare", address, *first.command[at + 2 :]]
+    environment = {**first.environment, "STREAMTRAIN_LOG__PROCESS": _name(index)}
+    return replace(first, name=_name(index), command=command, environment=environment)

@@ -1,0 +1,71 @@
+"""Another number of shards while everything runs: each sample counts once, whoever is killed, and workers stay."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamtrain.embedded.valkey import Valkey
+from streamtrain.errors import CheckpointError, ShardError
+from tests.cluster.scaled import Scaled, good
+
+
+@pytest.fixture
+def cluster(server: Valkey, tmp_path: Path) -> Iterator[Scaled]:
+    made = Scaled(server.url, f"scaled-{tmp_path.name}", tmp_path / "checkpoints")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_shards_are_added_and_taken_away(cluster: Scaled) -> None:
+    """Of 2 to 4, 3 and 1 and back, under load: every count is exact, and no worker has left its group."""
+    cluster.fill(0, 1_000)
+    cluster.start(workers=2)
+    cluster.learned(500, 0, 1)
+    for index in (2, 3):
+        cluster.start_spare(index)
+    end = 1_000
+    for epoch, to in enumerate([(0, 2, 1, 3), (0, 2, 1), (2,), (2, 0)], 2):
+        cluster.fill(end, end + 1_000)
+        end += 1_000
+        assert cluster.scale(*to) == (epoch, tuple(cluster.addresses[index] for index in to))
+        cluster.learned(end, *to)
+        assert cluster.differences(end, *to) == []
+    assert cluster.rows(3) == cluster.rows(1) == 0
+    assert not cluster.failures
+    published = cluster.client.publish_now()
+    assert dict(published.clock) == {0: end, 1: end}
+    assert good(end) <= cluster.counted() < 2 * good(end)
+
+
+def test_whoever_is_killed_meanwhile(cluster: Scaled) -> None:
+    """At a random moment of a move, over and over; whoever is killed is started again as it was."""
+    rng = random.Random(7)
+    cluster.fill(0, 500)
+    cluster.start()
+    cluster.learned(500, 0, 1)
+    for index in (2, 3):
+        cluster.start_spare(index)
+    assert cluster.scale(0, 2, 1).epoch == 2  # all are there
+    end, now, maps = 500, [0, 2, 1], [[0, 1], [0, 2, 1], [3, 2], [2, 0, 1, 3], [1]]
+    for attempt in range(6):
+        cluster.fill(end, end + 500)
+        end += 500
+        to = rng.choice([one for one in maps if one != now])
+        victim = rng.choice([None, *{*now, *to}])
+        killer = threading.Timer(rng.random() * 0.3, cluster.restart, (victim,))
+        killer.start()
+        try:
+            cluster.scale(*to)
+        except (ShardError, CheckpointError) as exc:
+            print(f"{attempt}: {exc}")
+        killer.join()
+        now = cluster.in_force()
+        print(f"{attempt}: {victim} killed on the way to {to}, now {now}")
+        cluster.learned(end, *now)
+        assert cluster.differences(end, *now) == []
+    assert not cluster.failures
