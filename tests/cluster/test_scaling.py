@@ -10,6 +10,7 @@ import pytest
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ShardError
 from tests.cluster.scaled import Scaled, good
+from tests.patience import PATIENCE, until
 
 
 @pytest.fixture
@@ -39,7 +40,8 @@ def test_shards_are_added_and_taken_away(cluster: Scaled) -> None:
     assert not cluster.failures
     published = cluster.client.publish_now()
     assert dict(published.clock) == {0: end, 1: end}
-    assert good(end) <= cluster.counted() < 2 * good(end)
+    until(lambda: cluster.counted() >= good(end), PATIENCE)
+    assert cluster.counted() < 2 * good(end)
 
 
 def test_whoever_is_killed_meanwhile(cluster: Scaled) -> None:
