@@ -82,7 +82,8 @@ class Checkpointer:
 
         Args:
             full: write all rows, also where those that changed would do.
-            hold: seconds for which pushes after it are held back nevertheless; see `release`.
+            hold: seconds for which pushes after it are held back nevertheless; see `release`. It is a delta then, if
+                that can be.
 
         Raises:
             ShardError: a shard cannot be reached or is empty. No checkpoint, no harm.
@@ -101,7 +102,7 @@ class Checkpointer:
                         f"{control.target} is {'of another run' if status.ready else 'empty'}: nothing to save"
                     )
             # All that may take long comes before pushes are held back.
-            epoch, newest = self._epochs.next(), None if full else self._base()
+            epoch, newest = self._epochs.next(), None if full else self._base(at_any_length=hold > 0)
             frozen = of_all(lambda control: control.freeze())
             target = latest(one.clock for one in frozen)
             base = newest if newest and {one.written for one in frozen} == {newest.epoch} else None
@@ -164,7 +165,7 @@ class Checkpointer:
             return None
         return [{int(partition): at for partition, at in shard["clock"].items()} for shard in shards]
 
-    def _base(self) -> CheckpointChain | None:
+    def _base(self, *, at_any_length: bool) -> CheckpointChain | None:
         """What a delta could build on: the newest epoch, if all shards have written it. None: a full one is due."""
         newest = max(self._epochs.numbers(), default=None)
         if newest is None:
@@ -174,7 +175,7 @@ class Checkpointer:
         except CheckpointCorrupt as exc:
             logger.warning("%s; the next checkpoint is full", exc)
             return None
-        return chain if len(chain.epochs) - 1 < self._full_every else None
+        return chain if at_any_length or len(chain.epochs) - 1 < self._full_every else None
 
 
 def _about(status: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from streamtrain._core import Table
 from streamtrain.checkpoint.shard_state import (
+    ReadAhead,
     check_shard_count,
     describe_shard,
     restore_shard,
@@ -44,27 +45,53 @@ class CheckpointWriter:
         self._epochs, self._count = epochs, count
         self.digest = ""
         self._channels: list[int] = []  # by table, change channels since the last snapshot
+        self._ahead: ReadAhead | None = None
+
+    def read_ahead(self, index: int, shards: int) -> None:
+        self._ahead = None  # which takes memory
+        if shards:
+            chain = self._newest(index, shards)
+            self._ahead = ReadAhead.of(chain, index, shards) if chain else None
 
     def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (ahead.shard.index, ahead.shard.shards) == (index, shards):
+            try:
+                newest = self._epochs.open(max(self._epochs.numbers(), default=0))
+                if (shard := ahead.continued(newest)) is not None:
+                    return self._restored(newest, shard)
+            except CheckpointError as exc:
+                logger.warning("%s; looking for another checkpoint", exc)
+        chain = self._newest(index, shards)
+        if chain is None:
+            return None
+        logger.info("restoring shard %d of %d from epoch %d", index, shards, chain.epoch)
+        return self._restored(chain, restore_shard(chain, index, shards))
+
+    def _restored(self, chain: CheckpointChain, shard: Shard) -> tuple[Shard, int]:
+        self._channels = [table.open_channel() for table in shard.tables]
+        is_same = len(chain.shards) == shard.shards
+        self.digest = chain.part_digest(shard.index) if is_same else ""
+        return shard, chain.epoch if is_same else NO_EPOCH
+
+    def _newest(self, index: int, shards: int) -> CheckpointChain | None:
+        """The newest checkpoint that a shard can be restored from; None: there are none.
+
+        Raises:
+            CheckpointError: there are, and none can be used.
+        """
         chain = self._epochs.newest_good(
             lambda one: _restorable(one, shards), lambda one: source_shards(index, shards, len(one.shards))
         )
         for _ in self._epochs.damaged:
             self._count("damaged_checkpoints")
-        if chain is None:
-            if self._epochs.numbers():
-                raise CheckpointError(
-                    f"no usable checkpoint at {self._epochs.url}: they are damaged, or their shards are at "
-                    f"different clocks and their number is not {shards}; to start from scratch, "
-                    "set checkpoint.url to another place"
-                )
-            return None
-        logger.info("restoring shard %d of %d from epoch %d", index, shards, chain.epoch)
-        shard = restore_shard(chain, index, shards)
-        self._channels = [table.open_channel() for table in shard.tables]
-        is_same = len(chain.shards) == shards
-        self.digest = chain.part_digest(index) if is_same else ""
-        return shard, chain.epoch if is_same else NO_EPOCH
+        if chain is None and self._epochs.numbers():
+            raise CheckpointError(
+                f"no usable checkpoint at {self._epochs.url}: they are damaged, or their shards are at "
+                f"different clocks and their number is not {shards}; to start from scratch, "
+                "set checkpoint.url to another place"
+            )
+        return chain
 
     def snapshot(self, shard: Shard, full: bool) -> "ShardSnapshot":
         sealed = self._channels

@@ -218,17 +218,74 @@ def restore_shard(
                 _load_rows(table, chain.changes(settings["name"], sources), index, shards)
             elif (kept := new_model.evolution.tables.get(settings["name"])) is not None:
                 _load_rows(table, chain.changes(settings["name"], sources), index, shards, kept)
-        about = chain.shards[sources[0]]
-        watermarks, refusals = about.get("watermarks", {}), about.get("refusals", {})
-        clock = _clock_from_json(about["clock"])
-        predictions = _predictions_of(chain.arrays(sources[0]))
-        progress = Progress(clock, _watermarks_from_json(watermarks), _refusals_from_json(refusals), predictions)
-        shard.resume(progress, _parse_uint(about["samples"], 64), _parse_uint(about["watermark"], 32))
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError) as exc:
-        raise CheckpointCorrupt(
-            f"{chain.url} does not match the shard's contents or shapes: {type(exc).__name__}: {exc}"
-        ) from exc
+        _resume(shard, chain, sources[0])
+    except _DAMAGE as exc:
+        raise _mismatch(chain, exc) from exc
     return shard
+
+
+class ReadAhead(NamedTuple):
+    """The rows of a shard in a checkpoint, read before the one from which it is to go on.
+
+    Attributes:
+        chain: the checkpoint.
+        shard: with these rows.
+    """
+
+    chain: CheckpointChain
+    shard: Shard
+
+    @classmethod
+    def of(cls, chain: CheckpointChain, index: int, shards: int) -> "ReadAhead":
+        """Reads them; raises the errors of `restore_shard`."""
+        sources = source_shards(index, shards, len(chain.shards))
+        try:
+            shard = _without_rows(chain, sources, written_spec(chain), index, shards, admission=False)
+            for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
+                _load_rows(table, chain.changes(settings["name"], sources), index, shards)
+        except _DAMAGE as exc:
+            raise _mismatch(chain, exc) from exc
+        return cls(chain, shard)
+
+    def continued(self, chain: CheckpointChain) -> Shard | None:
+        """The shard in a later checkpoint that builds on it, and is verified here; None: this one does not.
+
+        Raises:
+            CheckpointCorrupt: it is damaged.
+        """
+        shard = self.shard
+        if not (chain.builds_on(self.chain) and written_spec(chain) == shard.spec):
+            return None
+        sources = source_shards(shard.index, shard.shards, len(chain.shards))
+        chain.verify(sources, known=self.chain)
+        try:
+            for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
+                _load_rows(table, chain.changes(settings["name"], sources, self.chain), shard.index, shard.shards)
+            vectors = _read_vectors(chain, sources, shard.spec, shard.index, shard.shards)
+            shard.dense.load(vectors.dense, vectors.slots, vectors.steps)
+            shard.statistics.load(vectors.statistics, np.empty((0, len(vectors.statistics)), np.float32), 0.0)
+            _merge_admission(shard, vectors.arrays, [settings["name"] for settings in shard.spec.tables])
+            _resume(shard, chain, sources[0])
+        except _DAMAGE as exc:
+            raise _mismatch(chain, exc) from exc
+        return shard
+
+
+_DAMAGE = (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
+
+
+def _mismatch(chain: CheckpointChain, exc: Exception) -> CheckpointCorrupt:
+    return CheckpointCorrupt(f"{chain.url} does not match the shard's contents or shapes: {type(exc).__name__}: {exc}")
+
+
+def _resume(shard: Shard, chain: CheckpointChain, source: int) -> None:
+    """Gives a shard the progress of one of a checkpoint."""
+    about = chain.shards[source]
+    watermarks, refusals = about.get("watermarks", {}), about.get("refusals", {})
+    clock = _clock_from_json(about["clock"])
+    predictions = _predictions_of(chain.arrays(source))
+    progress = Progress(clock, _watermarks_from_json(watermarks), _refusals_from_json(refusals), predictions)
+    shard.resume(progress, _parse_uint(about["samples"], 64), _parse_uint(about["watermark"], 32))
 
 
 def check_shard_count(chain: CheckpointChain, shards: int) -> None:
@@ -306,11 +363,36 @@ def _merge_admission(shard: Shard, arrays: Sequence[Arrays], tables: Collection[
                 table.merge_admission(counted)
 
 
-def _without_rows(chain: CheckpointChain, sources: Sequence[int], spec: Spec, index: int, shards: int) -> Shard:
-    """A shard with its slices and admission counts, without rows.
+class _Vectors(NamedTuple):
+    """What a shard has besides rows.
 
-    The slices of all writers, in order, make up the whole vector.
+    Attributes:
+        dense, slots, steps: of its weights.
+        statistics: its slice of them.
+        arrays: of all its sources.
     """
+
+    dense: NDArray[np.float32]
+    slots: NDArray[np.float32]
+    steps: float
+    statistics: NDArray[np.float32]
+    arrays: list[Arrays]
+
+
+def _without_rows(
+    chain: CheckpointChain, sources: Sequence[int], spec: Spec, index: int, shards: int, *, admission: bool = True
+) -> Shard:
+    """A shard with its slices and admission counts, without rows."""
+    vectors = _read_vectors(chain, sources, spec, index, shards)
+    shard = Shard(InitialState(_run_of(chain), spec, vectors.dense, vectors.statistics), index, shards)
+    shard.dense.load(vectors.dense, vectors.slots, vectors.steps)
+    if admission:
+        _merge_admission(shard, vectors.arrays, [settings["name"] for settings in spec.tables])
+    return shard
+
+
+def _read_vectors(chain: CheckpointChain, sources: Sequence[int], spec: Spec, index: int, shards: int) -> _Vectors:
+    """Those of a shard: the slices of all writers, in order, make up the whole vector."""
     arrays = [chain.arrays(source) for source in sources]
 
     def cut(name: str, size: int) -> NDArray[np.float32]:
@@ -318,11 +400,8 @@ def _without_rows(chain: CheckpointChain, sources: Sequence[int], spec: Spec, in
         first, mine = shard_slice(size, sources[0], len(chain.shards)).start, shard_slice(size, index, shards)
         return np.ascontiguousarray(together[..., mine.start - first : mine.stop - first])
 
-    dense, statistics = cut("dense", spec.dense_size), cut("statistics", spec.statistics_size)
-    shard = Shard(InitialState(_run_of(chain), spec, dense, statistics), index, shards)
-    shard.dense.load(dense, cut("dense_slots", spec.dense_size), float(arrays[0]["dense_steps"][0]))
-    _merge_admission(shard, arrays, [settings["name"] for settings in spec.tables])
-    return shard
+    dense, slots = cut("dense", spec.dense_size), cut("dense_slots", spec.dense_size)
+    return _Vectors(dense, slots, float(arrays[0]["dense_steps"][0]), cut("statistics", spec.statistics_size), arrays)
 
 
 def _load_rows(

@@ -22,7 +22,16 @@ from streamtrain.cluster.history import History
 from streamtrain.cluster.members import SERVER, WORKER, Member, Members
 from streamtrain.cluster.quality import ProbePublisher, QualityAggregator
 from streamtrain.cluster.rates import RateChange, change_rates, rates_to_json
-from streamtrain.cluster.scaling import HOLD, OpenShards, check_next, place_all, place_strays, vacate
+from streamtrain.cluster.scaling import (
+    HOLD,
+    OpenShards,
+    check_next,
+    forget_ahead,
+    place_all,
+    place_strays,
+    read_ahead,
+    vacate,
+)
 from streamtrain.cluster.status import StreamLag, poll_shard, samples_of, shard_to_json, watermark_of
 from streamtrain.errors import CheckpointError, PublicationError, ShardError, ShardRefused
 from streamtrain.periodic import Backoff, PeriodicTask
@@ -253,17 +262,25 @@ class Coordinator:
             before = self.shard_map
             if tuple(addresses) == before.shards:
                 return before
-            began = time.monotonic()
             opened = self._open_shards(addresses)
             run = check_next(before, addresses, opened.controls)
-            with self.publications.alone() if self.publications else nullcontext(), self.checkpoints.held(HOLD):
-                after = next_shard_map(self._checkpoint_url, addresses)
-                place_all(after, opened.controls, run)
-                left = [control for control in self._controls if control.target not in after.shards]
-                self._go_by(after, opened.controls, opened.polled)
+            self.checkpoints.now()
+            read_ahead(opened.controls)
+            began = time.monotonic()
+            try:
+                with self.publications.alone() if self.publications else nullcontext(), self.checkpoints.held(HOLD):
+                    after = next_shard_map(self._checkpoint_url, addresses)
+                    place_all(after, opened.controls, run)
+                    left = [control for control in self._controls if control.target not in after.shards]
+                    self._go_by(after, opened.controls, opened.polled)
+            except BaseException:
+                for control in opened.controls:
+                    forget_ahead(control)
+                raise
+            paused = time.monotonic() - began
             logger.info(
-                "%d shards instead of %d after %.2f s, by map %d",
-                *(len(after.shards), len(before.shards), time.monotonic() - began, after.epoch),
+                "%d shards instead of %d by map %d; pushes were held back for %.2f s at most",
+                *(len(after.shards), len(before.shards), after.epoch, paused),
             )
             vacate(after, left, run)
             return after

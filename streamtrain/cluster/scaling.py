@@ -1,7 +1,8 @@
 """Scaling: a cluster goes on with another number of shards, while its workers and servers run on.
 
-Pushes are held back, a checkpoint is taken, and the next map of shards is kept beside it: from then on it is in force.
-Every shard of it takes the rows of its place from the checkpoint, and workers go on with them from there. Until the map
+A checkpoint is taken, of which the next shards read the rows of their places. Then pushes are held back, another one is
+taken, of what has changed since, and the next map of shards is kept beside it: from then on it is in force. Every shard
+of it takes what has changed from the checkpoint, and workers go on with them from there. Until the map
 is kept, nothing has changed: shards whose pushes are held back for too long, as this process is gone, let them through.
 """
 
@@ -10,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from streamtrain.errors import CheckpointError, ShardError, ShardRefused
@@ -89,6 +91,27 @@ def check_next(before: ShardMap, addresses: Sequence[str], controls: Sequence[Co
     if len(runs) > 1:
         raise ShardRefused(f"shards are of different runs, {' and '.join(sorted(runs))}", "mismatch")
     return str(min(runs, default=""))
+
+
+def read_ahead(controls: Sequence[Control]) -> None:
+    """Has shards read the rows of their next places, all at the same time.
+
+    Raises:
+        ShardError: one cannot be reached.
+        CheckpointError: one cannot read a checkpoint. All let go of what they have read then.
+    """
+    with ThreadPoolExecutor(len(controls)) as pool:
+        try:
+            list(pool.map(lambda index: controls[index].read_ahead(index, len(controls)), range(len(controls))))
+        except BaseException:
+            list(pool.map(forget_ahead, controls))
+            raise
+
+
+def forget_ahead(control: Control) -> None:
+    """Has a shard let go of what it has read, if it can be reached."""
+    with suppress(ShardError):
+        control.read_ahead(0, 0)
 
 
 def place_all(shard_map: ShardMap, controls: Sequence[Control], run: str) -> None:

@@ -31,6 +31,17 @@ class CheckpointStore(Protocol):
     def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
         """The shard in the newest intact checkpoint, and its epoch; None: there is none."""
 
+    def read_ahead(self, index: int, shards: int) -> None:
+        """Reads what the newest checkpoint has of a shard, so that `restore` need only read what has changed since.
+
+        Args:
+            index: of the shard.
+            shards: how many there are; 0: what was read is let go.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+
     def snapshot(self, shard: Shard, full: bool) -> Snapshot:
         """Takes a snapshot; nothing is pushed meanwhile. Not `full`: only of what changed since the one before."""
 

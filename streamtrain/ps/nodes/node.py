@@ -124,6 +124,18 @@ class Node:
         )
         return True
 
+    def read_ahead(self, index: int, shards: int) -> None:
+        """Reads what the newest checkpoint has for a place that it may get soon, and goes on as before meanwhile.
+
+        Raises:
+            ShardRefused: the node has no checkpoints.
+            CheckpointError: they cannot be read.
+        """
+        with self._placing:
+            if self._checkpoints is None:
+                raise ShardRefused(f"shard {self.index} has no checkpoints; set checkpoint.url")
+            self._checkpoints.read_ahead(index, shards)
+
     def place(self, index: int, shards: int, run: str, map_epoch: int) -> None:
         """Gives it a place in a map of shards: it then holds what the newest checkpoint has there. Nothing, if it does.
 

@@ -237,7 +237,10 @@ class Servicer:
         return pb.Written(part=self._node.write(request.epoch))
 
     def place(self, request: Any) -> Any:
-        self._node.place(request.shard, request.shards, request.run, request.map_epoch)
+        if request.ahead:
+            self._node.read_ahead(request.shard, request.shards)
+        else:
+            self._node.place(request.shard, request.shards, request.run, request.map_epoch)
         return status_of(self._node, self._sessions.workers())
 
     def publish(self, request: Any) -> Any:

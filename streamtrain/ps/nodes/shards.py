@@ -61,6 +61,9 @@ class Control(Protocol):
     def place(self, index: int, shards: int, run: str, map_epoch: int) -> Any:
         """See `Node.place`; returns the status."""
 
+    def read_ahead(self, index: int, shards: int) -> None:
+        """See `Node.read_ahead`."""
+
     def publish(self, number: int, layout: str, generation: int = 0) -> str:
         """See `Node.publish`."""
 
@@ -86,7 +89,7 @@ class LocalControl:
         self._node = node
         self.freeze, self.cut, self.write = node.freeze, node.cut, node.write
         self.publish, self.apply, self.sums = node.publish, node.apply, node.sums
-        self.supersede = node.supersede
+        self.supersede, self.read_ahead = node.supersede, node.read_ahead
 
     def status(self, *, predictions: bool = False) -> Any:
         return status_of(self._node, [], predictions=predictions)

@@ -254,6 +254,10 @@ class RemoteControl:
         request = pb.PlaceRequest(map_epoch=map_epoch, shard=index, shards=shards, run=run)
         return self._stub.call("Place", request, timeout=None)
 
+    def read_ahead(self, index: int, shards: int) -> None:
+        """See `Node.read_ahead`."""
+        self._stub.call("Place", pb.PlaceRequest(shard=index, shards=shards, ahead=True), timeout=None)
+
     def publish(self, number: int, layout: str, generation: int = 0) -> str:
         request = pb.PublishRequest(number=number, layout=layout, generation=generation)
         return str(self._stub.call("Publish", request, timeout=None).part)

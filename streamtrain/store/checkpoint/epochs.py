@@ -64,13 +64,20 @@ class CheckpointChain:
         """Number of rows by table of the full checkpoint, without its deltas."""
         return dict(self._readers[0].row_counts)
 
-    def verify(self, shards: Iterable[int] | None = None) -> None:
-        """Verifies size and checksum of all files, or of those of some shards.
+    def builds_on(self, other: "CheckpointChain") -> bool:
+        """Whether it is that chain, or has it as its beginning."""
+        mine = zip(self.epochs, self._readers, strict=True)
+        theirs = zip(other.epochs, other._readers, strict=True)
+        return [(n, one.digest) for n, one in mine][: len(other.epochs)] == [(n, one.digest) for n, one in theirs]
+
+    def verify(self, shards: Iterable[int] | None = None, known: "CheckpointChain | None" = None) -> None:
+        """Verifies size and checksum of all files, or of those of some shards, but for those of a `known` chain.
 
         Raises:
             CheckpointCorrupt: a file is missing or damaged; the message names it.
         """
-        self._verify(None if shards is None else list(shards), {})
+        checked: dict[int, str | None] = dict.fromkeys(known.epochs if known else ())
+        self._verify(None if shards is None else list(shards), checked)
 
     def _verify(self, shards: list[int] | None, checked: dict[int, str | None]) -> None:
         """Skips epochs in `checked`, and adds the others to it with their fault or None."""
@@ -84,7 +91,9 @@ class CheckpointChain:
             if (fault := checked[epoch]) is not None:
                 raise CheckpointCorrupt(fault)
 
-    def changes(self, table: str, shards: Iterable[int] | None = None) -> Iterator[RowPart | Tombstones]:
+    def changes(
+        self, table: str, shards: Iterable[int] | None = None, known: "CheckpointChain | None" = None
+    ) -> Iterator[RowPart | Tombstones]:
         """Written and deleted rows of a table; applied in order, they give the table.
 
         Parts have at most 65536 rows.
@@ -92,12 +101,13 @@ class CheckpointChain:
         Args:
             table: its name.
             shards: those whose rows to read; all by default.
+            known: the beginning of the chain, which is passed over.
 
         Raises:
             CheckpointCorrupt: a file is missing or damaged.
         """
         wanted = None if shards is None else list(shards)
-        for reader in self._readers:
+        for reader in self._readers[len(known.epochs) if known else 0 :]:
             for keys in reader.tombstones(table, wanted):
                 yield Tombstones(keys)
             yield from reader.rows(table, wanted)

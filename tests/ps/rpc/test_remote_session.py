@@ -69,6 +69,9 @@ def holding(shard: Shard) -> Node:
         def restore(self, index: int, shards: int) -> tuple[Shard, int]:
             return shard, 0
 
+        def read_ahead(self, index: int, shards: int) -> None:
+            raise NotImplementedError
+
         def snapshot(self, shard: Shard, full: bool) -> Any:
             raise NotImplementedError
 

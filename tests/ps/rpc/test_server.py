@@ -474,6 +474,9 @@ def test_a_broken_shard_is_not_saved() -> None:
         def restore(self, index: int, shards: int) -> None:
             return None
 
+        def read_ahead(self, index: int, shards: int) -> None:
+            raise NotImplementedError
+
         def snapshot(self, shard: Shard, full: bool) -> Any:
             marked.append(full)
 
