@@ -3,6 +3,7 @@
     python benchmarks/checkpoint.py restore [--rows 10000000]
     python benchmarks/checkpoint.py pause [--rows 5000000] [--seconds 30]
     python benchmarks/checkpoint.py fork [--rows 10000000]
+    python benchmarks/checkpoint.py scale [--rows 10000000]
 
 restore: two shards with Adagrad state are written and restored into three, one after another, which must have exactly
 the same rows. The limits of any implementation are measured in the same run: pyarrow reading the same files, SHA-256 of
@@ -15,12 +16,18 @@ second: for how long pushes are blocked, and how long a push takes without check
 fork: `streamtrain up` runs with two shards of these rows, and is forked with a feature more: how long `fork` takes,
 for how long training is paused, and how long it takes until the fork's `up` serves.
 
+scale: `streamtrain up` runs with two shards of these rows and learns 2,000 samples a second, while their number goes to
+4, 3 and 2: how long `scale` takes, for how long pushes are held back, and the memory of all shards at most, relative to
+that before. Beside it, how long the service takes to serve when it is stopped and started with another number.
+
 Rows have 16 floats. Prints a line of JSON.
 """
 
 import argparse
 import hashlib
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,7 +36,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +58,7 @@ from streamtrain.ps.shard import Shard
 DIM = 16
 BATCH_ROWS = 8_000
 PART = 1 << 18
+PAGE = os.sysconf("SC_PAGE_SIZE")
 TABLE = {"name": "item", "dim": DIM, "optimizer": "adagrad", "rate": 0.1, "seed": 1, "expire_after": 0}
 SPEC = Spec("bench", 1, "mean", (TABLE,), ((1_000,),), (), {"optimizer": "adagrad", "rate": 0.1})
 
@@ -277,6 +285,74 @@ def fork(args: argparse.Namespace, place: Path) -> dict[str, Any]:
             }
 
 
+_RATE = 2_000  # samples a second
+_HELD = re.compile(r"pushes were held back for ([0-9.]+) s")
+
+
+def scale(args: argparse.Namespace, place: Path) -> dict[str, Any]:
+    """Changes the number of shards of a running `up`."""
+    (place / "model.py").write_text(MODEL)
+    cluster = LocalShards(place / ".streamtrain" / "checkpoints", 2, Spec.of(load_model(f"{place}/model.py")))
+    fill(cluster.shards, args.rows)
+    cluster.checkpointer.take()
+    del cluster
+    rng = np.random.default_rng(0)
+    with (place / "samples.jsonl").open("w") as file:
+        for i, item in enumerate((rng.zipf(1.2, _RATE * 600) % args.rows).tolist()):
+            file.write(f'{{"label": {i & 1}, "item": {item}}}\n')
+    up = ("up", "--set", "up.workers=1", "--set", "up.standby=false", "--model", "model.py", "--topic", "bench")
+    listen = ("--listen", f"127.0.0.1:{free_port()}")
+    with _started(place, *up, *listen):
+        produce = [sys.executable, "-m", "streamtrain", "produce", "samples.jsonl", "--topic", "bench"]
+        with subprocess.Popen([*produce, "--rate", str(_RATE)], cwd=place, stdout=subprocess.DEVNULL) as producer:
+            try:
+                moves = [_scale(place, shards) for shards in (4, 3, 2)]
+            finally:
+                producer.terminate()
+    began = time.monotonic()
+    with _started(place, *up, *listen, "--set", "up.ps=3"):
+        restarted = time.monotonic() - began
+    return {"rows": args.rows, "moves": moves, "restart_until_serving_s": round(restarted, 2)}
+
+
+def _scale(place: Path, shards: int) -> dict[str, Any]:
+    time.sleep(10)  # of learning since the last one
+    with _memory_of("streamtrain ps") as memory:
+        before, began = memory[0], time.monotonic()
+        command = [sys.executable, "-m", "streamtrain", "scale", "--ps", str(shards)]
+        subprocess.run(command, cwd=place, check=True, capture_output=True)
+        took = time.monotonic() - began
+    held = float(_HELD.findall((place / "log").read_text())[-1])
+    return {"to": shards, "s": round(took, 2), "held_s": held, "memory": round(max(memory) / before, 2)}
+
+
+@contextmanager
+def _memory_of(words: str) -> Iterator[list[int]]:
+    """Bytes of all processes with these words in their command, over time, until the block ends."""
+
+    def measure() -> int:
+        total = 0
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if words in (process / "cmdline").read_text().replace("\0", " "):
+                    total += int((process / "statm").read_text().split()[1]) * PAGE
+        return total
+
+    found, ended = [measure()], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            found.append(measure())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
+
+
 @contextmanager
 def _started(folder: Path, *command: str) -> Iterator[None]:
     """Runs a service until the end of the block; it serves when the block begins."""
@@ -297,7 +373,7 @@ def _started(folder: Path, *command: str) -> Iterator[None]:
 def main() -> None:
     """Runs one of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["restore", "pause", "fork"])
+    parser.add_argument("what", choices=["restore", "pause", "fork", "scale"])
     parser.add_argument("--rows", type=int)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each part of `pause`")
     parser.add_argument("--place", type=Path, help="an empty directory; default: a temporary one")
@@ -305,7 +381,7 @@ def main() -> None:
     args.rows = args.rows or (5_000_000 if args.what == "pause" else 10_000_000)
     place = Path(tempfile.mkdtemp(dir=args.place))
     try:
-        figures = {"restore": restore, "pause": pause, "fork": fork}[args.what](args, place)
+        figures = {"restore": restore, "pause": pause, "fork": fork, "scale": scale}[args.what](args, place)
     finally:
         shutil.rmtree(place)
     print(json.dumps(figures))

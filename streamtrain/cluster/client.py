@@ -11,7 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 import streamtrain.cluster.coordinator_pb2 as pb
 from streamtrain.checkpoint.cluster_checkpoint import CheckpointInfo
 from streamtrain.cluster.members import SERVER, WORKER
-from streamtrain.errors import ShardError
+from streamtrain.errors import ShardError, ShardRefused, ShardUnavailable
 from streamtrain.periodic import Backoff, PeriodicTask
 from streamtrain.ps.nodes.topology import Cluster, ShardMap, check_backups
 from streamtrain.ps.replication.failover import FailoverResolver
@@ -143,6 +143,29 @@ class CoordinatorClient:
         """See `Coordinator.scale`; for `timeout` see `publish_now`."""
         answer = self._stub.call("Scale", pb.ScaleRequest(shards=addresses), timeout)
         return ShardMap(answer.epoch, tuple(answer.shards))
+
+    def scale_back(self, addresses: Sequence[str], stopped: threading.Event) -> None:
+        """Has the shards of before hold the rows, after a `scale` of which it is not known what became of it.
+
+        The coordinator may have ended at any step, or still be at it: it is asked until it answers.
+
+        Args:
+            addresses: of the shards of before.
+            stopped: ends the asking.
+
+        Raises:
+            ShardError: it refuses, or `stopped` is set.
+        """
+
+        def attempt() -> None:
+            try:
+                self.scale(addresses)
+            except ShardRefused as exc:
+                if exc.reason != "limit":  # which says that it is still at it
+                    raise
+                raise ShardUnavailable(str(exc)) from exc
+
+        patiently(attempt, Retry(), stopped)
 
     def verify(self, *, timeout: float | None = None) -> HeadComparison:
         """See `Coordinator.verify`; for `timeout` see `publish_now`."""

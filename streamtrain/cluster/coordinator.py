@@ -54,6 +54,7 @@ from streamtrain.store.redis.versions import RedisVersions
 logger = logging.getLogger(__name__)
 
 
+_PUBLISHING_SECONDS = 600.0  # that a publication may take which is under way when the shards are to change
 _POLL_EVERY = 1.0
 _POINT_EVERY = 2.0
 _RATE_SECONDS = 10.0  # over which samples per second are counted
@@ -264,20 +265,21 @@ class Coordinator:
                 return before
             opened = self._open_shards(addresses)
             run = check_next(before, addresses, opened.controls)
-            self.checkpoints.now()
-            read_ahead(opened.controls)
-            began = time.monotonic()
-            try:
-                with self.publications.alone() if self.publications else nullcontext(), self.checkpoints.held(HOLD):
-                    after = next_shard_map(self._checkpoint_url, addresses)
-                    place_all(after, opened.controls, run)
-                    left = [control for control in self._controls if control.target not in after.shards]
-                    self._go_by(after, opened.controls, opened.polled)
-            except BaseException:
-                for control in opened.controls:
-                    forget_ahead(control)
-                raise
-            paused = time.monotonic() - began
+            with self.publications.alone(_PUBLISHING_SECONDS) if self.publications else nullcontext():
+                self.checkpoints.now()
+                read_ahead(opened.controls)
+                began = time.monotonic()
+                try:
+                    with self.checkpoints.held(HOLD):
+                        after = next_shard_map(self._checkpoint_url, addresses)
+                        place_all(after, opened.controls, run)
+                        left = [control for control in self._controls if control.target not in after.shards]
+                        self._go_by(after, opened.controls, opened.polled)
+                except BaseException:
+                    for control in opened.controls:
+                        forget_ahead(control)
+                    raise
+                paused = time.monotonic() - began
             logger.info(
                 "%d shards instead of %d by map %d; pushes were held back for %.2f s at most",
                 *(len(after.shards), len(before.shards), after.epoch, paused),

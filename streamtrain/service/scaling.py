@@ -13,10 +13,9 @@ from pathlib import Path
 from streamtrain.address import reserve_port
 from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.cluster.scaling import MOST_SHARDS
-from streamtrain.errors import ConfigError, ShardRefused, ShardUnavailable, StreamtrainError
+from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.memory import free_megabytes
 from streamtrain.periodic import PeriodicTask
-from streamtrain.ps.rpc.control import Retry, patiently
 from streamtrain.service.local import MEGABYTES
 from streamtrain.service.programs import Program
 from streamtrain.service.service_file import ServiceFile, find_service, rewrite_service_file, write_private
@@ -129,7 +128,7 @@ class ServiceScaler:
             try:
                 client.scale(after)
             except BaseException:
-                self._undo(client)
+                client.scale_back(self._addresses, self._task.closing)
                 for index in added:
                     self._supervisor.remove(_name(index))
                 raise
@@ -143,22 +142,6 @@ class ServiceScaler:
             self._supervisor.remove(_name(index))
         self._report("up", f"{shards} shards instead of {len(before)}")
         return after
-
-    def _undo(self, client: CoordinatorClient) -> None:
-        """Has the shards of before hold the rows, as those that were added end; it is not known who holds them now.
-
-        The coordinator may have ended at any step, or still be at it; if it is started again, it does so by itself.
-        """
-
-        def attempt() -> None:
-            try:
-                client.scale(self._addresses)
-            except ShardRefused as exc:
-                if exc.reason != "limit":  # which says that it is still at it
-                    raise
-                raise ShardUnavailable(str(exc)) from exc
-
-        patiently(attempt, Retry(), self._task.closing)
 
     def _check(self, shards: int) -> None:
         if not 1 <= shards <= MOST_SHARDS:
