@@ -101,7 +101,8 @@ class Coordinator:
         self._count, self._stream_lag, self._now = count, lag, now
         # Those of the map in force. Changed in place, as checkpoints and publications go by them, too.
         self._controls, self._polled = [*controls], [*polled]
-        self._open_shards, self._scaling, self._strays = open_shards, threading.Lock(), list[str]()
+        self._open_shards, self._strays = open_shards, list[str]()
+        self._scaling, self._placing = threading.Lock(), threading.Lock()  # who changes the map; who gives places
         self._told: set[int] = set()  # shards that have their places from here
         self.checkpoints: CheckpointSchedule | None = None
         self.publications: PublicationSchedule | None = None
@@ -260,34 +261,40 @@ class Coordinator:
         if not self._scaling.acquire(blocking=False):
             raise ShardRefused("the number of shards is being changed already; retry later", "limit")
         try:
-            before = self.shard_map
-            if tuple(addresses) == before.shards:
-                return before
-            opened = self._open_shards(addresses)
-            run = check_next(before, addresses, opened.controls)
-            with self.publications.alone(_PUBLISHING_SECONDS) if self.publications else nullcontext():
-                self.checkpoints.now()
-                read_ahead(opened.controls)
-                began = time.monotonic()
-                try:
-                    with self.checkpoints.held(HOLD):
-                        after = next_shard_map(self._checkpoint_url, addresses)
-                        place_all(after, opened.controls, run)
-                        left = [control for control in self._controls if control.target not in after.shards]
-                        self._go_by(after, opened.controls, opened.polled)
-                except BaseException:
-                    for control in opened.controls:
-                        forget_ahead(control)
-                    raise
-                paused = time.monotonic() - began
-            logger.info(
-                "%d shards instead of %d by map %d; pushes were held back for %.2f s at most",
-                *(len(after.shards), len(before.shards), after.epoch, paused),
-            )
-            vacate(after, left, run)
-            return after
+            with self._placing:
+                return self._scale(self._open_shards, self._checkpoint_url, self.checkpoints, addresses)
         finally:
             self._scaling.release()
+
+    def _scale(
+        self, open_shards: OpenShards, url: str, checkpoints: CheckpointSchedule, addresses: Sequence[str]
+    ) -> ShardMap:
+        before = self.shard_map
+        if tuple(addresses) == before.shards:
+            return before
+        opened = open_shards(addresses)
+        run = check_next(before, addresses, opened.controls)
+        with self.publications.alone(_PUBLISHING_SECONDS) if self.publications else nullcontext():
+            checkpoints.now()
+            read_ahead(opened.controls)
+            began = time.monotonic()
+            try:
+                with checkpoints.held(HOLD):
+                    after = next_shard_map(url, addresses)
+                    place_all(after, opened.controls, run)
+                    left = [control for control in self._controls if control.target not in after.shards]
+                    self._go_by(after, opened.controls, opened.polled)
+            except BaseException:
+                for control in opened.controls:
+                    forget_ahead(control)
+                raise
+            paused = time.monotonic() - began
+        logger.info(
+            "%d shards instead of %d by map %d; pushes were held back for %.2f s at most",
+            *(len(after.shards), len(before.shards), after.epoch, paused),
+        )
+        vacate(after, left, run)
+        return after
 
     def _go_by(self, shard_map: ShardMap, controls: Sequence[Control], polled: Sequence[Control]) -> None:
         with self._lock:
@@ -430,14 +437,14 @@ class Coordinator:
             self._add_point()
 
     def _place_strays(self, shard_map: ShardMap, controls: Sequence[Control], statuses: Sequence[Any | None]) -> None:
-        if self._open_shards is None or not self._scaling.acquire(blocking=False):
+        if self._open_shards is None or not self._placing.acquire(blocking=False):
             return
         try:
             if shard_map is not self.shard_map:
                 return
             strays = place_strays(shard_map, controls, statuses, self._told)
         finally:
-            self._scaling.release()
+            self._placing.release()
         for fault in strays if strays != self._strays else ():
             logger.warning("a shard has not got its place yet: %s", fault)
         self._strays = strays
