@@ -96,10 +96,15 @@ class Checkpointer:
                 return list(pool.map(ask, self._controls))
 
             statuses = of_all(lambda control: control.status())
-            for control, status in zip(self._controls, statuses, strict=True):
+            for index, (control, status) in enumerate(zip(self._controls, statuses, strict=True)):
                 if not status.ready or status.run != statuses[0].run:
                     raise ShardError(
                         f"{control.target} is {'of another run' if status.ready else 'empty'}: nothing to save"
+                    )
+                if (status.shard, status.shards) != (index, len(statuses)):
+                    raise ShardError(
+                        f"{control.target} is shard {status.shard} of {status.shards}, not {index} of {len(statuses)}: "
+                        "its rows are not those of this cluster's shard"
                     )
             # All that may take long comes before pushes are held back.
             epoch, newest = self._epochs.next(), None if full else self._base(at_any_length=hold > 0)

@@ -51,7 +51,9 @@ class CheckpointWriter:
         self._ahead = None  # which takes memory
         if shards:
             chain = self._newest(index, shards)
-            self._ahead = ReadAhead.of(chain, index, shards) if chain else None
+            if chain is None:
+                raise CheckpointError(f"there is no checkpoint at {self._epochs.url}: do all shards reach that place?")
+            self._ahead = ReadAhead.of(chain, index, shards)
 
     def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
         ahead, self._ahead = self._ahead, None

@@ -44,12 +44,11 @@ class MapWatch:
             logger.debug("the map of shards is not known: %s", exc)
         else:
             with self._lock:
-                is_first = not self._in_use.epoch and len(heard.shards) == len(self._in_use.shards)
-                if is_first or heard.shards == self._in_use.shards:
+                is_newer, self._heard = heard.epoch > self._heard.epoch, max(heard, self._heard)
+                if not self._in_use.epoch and len(heard.shards) == len(self._in_use.shards):
                     self._in_use = self._in_use._replace(epoch=heard.epoch)
-                elif heard.epoch > self._heard.epoch:
+                elif is_newer:  # also if it has the shards of `in_use` again: they hold pushes of this worker no more
                     logger.info("the cluster has %d shards by map %d", len(heard.shards), heard.epoch)
-                    self._heard = heard
                     self.leaving.set()
         return self.has_other
 

@@ -99,8 +99,9 @@ class ServiceScaler:
     def _look(self) -> None:
         for request in sorted(self._folder.glob(_REQUEST.format("*"))):
             with suppress(FileNotFoundError):  # who asked has gone
-                shards = json.loads(request.read_bytes())["shards"]
-                request.unlink()
+                text = request.read_bytes()
+                request.unlink()  # before: one that is damaged must not be in the way of others
+                shards = json.loads(text)["shards"]
                 _write(request.with_suffix(".answer"), self._answer(shards))
 
     def _answer(self, shards: int) -> dict[str, object]:

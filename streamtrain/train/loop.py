@@ -233,7 +233,7 @@ class Loop:
         model: the model to train.
         step: its training function.
         client: connected to all shards; joined and closed here.
-        progress: returns the progress of all shards; of the cluster's newest ones, if it has others.
+        progress: returns the progress of all shards.
         intake: source of samples; opened and closed here.
         shards: number of shards.
         start: where the run began; None: at offset 0.
@@ -553,6 +553,7 @@ class Loop:
 
     def _read_progress(self) -> Sequence[Progress]:
         while True:
+            self._reconnects = self._client.reconnects  # before: a later one is to be noticed
             try:
                 return self._progress()
             except ShardError:
@@ -564,7 +565,6 @@ class Loop:
         self._drop()
         self._trainer.forget()
         progress = self._read_progress()
-        self._reconnects = self._client.reconnects
         if not any(at > self._start.get(p, 0) for shard in progress for p, at in shard.clock.items()):
             self._trainer.begin()  # also if shards have lost all that they had learned
         elif not self.rewinds:

@@ -6,6 +6,7 @@ import pytest
 
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
 from streamtrain.checkpoint.shard_state import shard_arrays
+from streamtrain.errors import CheckpointError
 from streamtrain.ps.shard import Shard
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import Cluster, assert_each_exact, contents, some_log, with_table
@@ -76,8 +77,8 @@ def test_where_the_newest_checkpoint_does_not_build_on_it(place: str) -> None:
 def test_what_was_read_is_let_go(place: str) -> None:
     cluster = Cluster(place)
     writer = CheckpointWriter(Epochs(place))
-    writer.read_ahead(0, 3)  # there is no checkpoint
-    assert writer._ahead is None
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*: do all shards reach that place\?"):
+        writer.read_ahead(0, 3)
     cluster.learn(LOG, (0, 0, 100))
     cluster.take()
     writer.read_ahead(0, 3)

@@ -139,6 +139,8 @@ class Node:
     def place(self, index: int, shards: int, run: str, map_epoch: int) -> None:
         """Gives it a place in a map of shards: it then holds what the newest checkpoint has there. Nothing, if it does.
 
+        What it holds stays until it has that. An empty one stays empty where there is no checkpoint.
+
         Args:
             index: of the shard that it is to hold.
             shards: how many there are; 0: it is to hold none.
@@ -148,7 +150,7 @@ class Node:
         Raises:
             ShardRefused: it holds a shard of another run, or goes by a later map.
             ShardUnavailable: its shard has a backup, or there is no checkpoint.
-            CheckpointError: checkpoints cannot be read. It holds nothing then, until it is called again.
+            CheckpointError: checkpoints cannot be read.
         """
         with self._placing:
             if map_epoch < self.map_epoch:
@@ -161,14 +163,20 @@ class Node:
                 if self.ready:
                     self.shard.release()
                 return
+            found = None
+            if shards and self._pairing is None:
+                found = self._checkpoints.restore(index, shards) if self._checkpoints else None
+                if found is None and self.role.state is not NodeState.EMPTY:
+                    raise ShardUnavailable(f"{was} finds no checkpoint to be shard {index} of {shards} with")
             self._give_up()
             self.role.vacate(index, shards)
             self.index, self.shards, self.epoch, self.map_epoch = index, shards, NO_EPOCH, map_epoch
             if self._publisher is not None:
                 self._publisher.forget()
+            if shards:
+                self.role.restored(found[0] if found else None)
+                self.epoch = found[1] if found else NO_EPOCH
             logger.info("%s is shard %d of %d by map %d", was, index, shards, map_epoch)
-            if shards and not self.restore():
-                raise ShardUnavailable(f"shard {index} of {shards} found no checkpoint to begin with")
 
     def initialise(self, initial: InitialState) -> Shard:
         """Gives an empty shard what it begins with; see `NodeRole.initialise`."""

@@ -64,7 +64,7 @@ class NodeState(Enum):
 
     | state | holds a shard | entered from, by |
     |---|---|---|
-    | EMPTY | no | the beginning, without a pairing; BACKUP by `restored`, without a checkpoint |
+    | EMPTY | no | the beginning, without a pairing; BACKUP, SPARE by `restored`, without a checkpoint |
     | BACKUP | no: `BackupShard` has the copy | the beginning, with a pairing; EMPTY by `follow` |
     | PRIMARY | yes | EMPTY, BACKUP, SPARE by `restored`; EMPTY by `initialise`; BACKUP by `take_over` |
     | RETIRED | no more | PRIMARY by `retire`: the other process of the shard has taken over |
@@ -129,7 +129,7 @@ class NodeRole:
         raise ShardUnavailable(f"shard {self.index} is empty: it found no checkpoint and waits to be initialised")
 
     def restored(self, shard: Shard | None) -> None:
-        """EMPTY or BACKUP to PRIMARY with a shard from a checkpoint. None, as there is no checkpoint: BACKUP to EMPTY.
+        """EMPTY, BACKUP or SPARE to PRIMARY with a shard from a checkpoint. None: there is none, and they are EMPTY.
 
         Raises:
             ShardUnavailable: there is a shard already, or the node is retired.
@@ -138,7 +138,7 @@ class NodeRole:
             if shard is not None:
                 self._check(NodeState.EMPTY, NodeState.BACKUP, NodeState.SPARE)
                 self._lead(shard, Generation(time.time_ns(), 1))
-            elif self.state is NodeState.BACKUP:
+            elif self.state in (NodeState.BACKUP, NodeState.SPARE):
                 self.state = NodeState.EMPTY
 
     def initialise(self, initial: InitialState) -> Shard:
