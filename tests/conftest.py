@@ -155,9 +155,33 @@ def _unit(nodeid: str) -> str:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (passed := _passed(config)) and passed.is_file():
+        before = set(passed.read_text().splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in before])
+        items[:] = [item for item in items if item.nodeid not in before]
     turns = {unit: turn for turn, unit in enumerate(LONGEST)}
     items.sort(key=lambda item: turns.get(_unit(item.nodeid), len(turns)))
+
+
+def _passed(config: pytest.Config) -> Path | None:
+    path = config.getoption("--passed")
+    return Path(path) if path else None
+
+
+class _Passed:
+    """Writes down which tests have passed, or were skipped, as soon as they have: a process may crash in the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.add(report.nodeid)
+        elif report.when == "teardown" and report.nodeid not in self._failed:
+            with self._path.open("a") as file:
+                file.write(f"{report.nodeid}\n")
 
 
 class _Units(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
@@ -212,9 +236,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--core", metavar="PATH", help="another build of the native core to test, such as one with ASan")
+    parser.addoption("--passed", metavar="FILE", help="tests that passed; they are added to it, and are not run again")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (passed := _passed(config)) and not hasattr(config, "workerinput"):  # the first process hears of all
+        config.pluginmanager.register(_Passed(passed))
     path = config.getoption("--core")
     if path is not None:
         use_core(Path(path))
