@@ -19,6 +19,7 @@ from streamtrain.checkpoint.shard_state import (
     to_row_part,
 )
 from streamtrain.errors import CheckpointError
+from streamtrain.ps.hooks import RestoredShard
 from streamtrain.ps.nodes.node import NO_EPOCH
 from streamtrain.ps.shard import Shard
 from streamtrain.store.checkpoint.checkpoint import part_digest, write_part
@@ -55,13 +56,13 @@ class CheckpointWriter:
                 raise CheckpointError(f"there is no checkpoint at {self._epochs.url}: do all shards reach that place?")
             self._ahead = ReadAhead.of(chain, index, shards)
 
-    def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
+    def restore(self, index: int, shards: int) -> RestoredShard | None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.shard.index, ahead.shard.shards) == (index, shards):
             try:
                 newest = self._epochs.open(max(self._epochs.numbers(), default=0))
                 if (shard := ahead.continued(newest)) is not None:
-                    return self._restored(newest, shard)
+                    return self._restored(newest, shard)._replace(changed=ahead.changed)
             except CheckpointError as exc:
                 logger.warning("%s; looking for another checkpoint", exc)
         chain = self._newest(index, shards)
@@ -70,11 +71,11 @@ class CheckpointWriter:
         logger.info("restoring shard %d of %d from epoch %d", index, shards, chain.epoch)
         return self._restored(chain, restore_shard(chain, index, shards))
 
-    def _restored(self, chain: CheckpointChain, shard: Shard) -> tuple[Shard, int]:
+    def _restored(self, chain: CheckpointChain, shard: Shard) -> RestoredShard:
         self._channels = [table.open_channel() for table in shard.tables]
         is_same = len(chain.shards) == shard.shards
         self.digest = chain.part_digest(shard.index) if is_same else ""
-        return shard, chain.epoch if is_same else NO_EPOCH
+        return RestoredShard(shard, chain.epoch if is_same else NO_EPOCH)
 
     def _newest(self, index: int, shards: int) -> CheckpointChain | None:
         """The newest checkpoint that a shard can be restored from; None: there are none.

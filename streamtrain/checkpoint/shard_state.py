@@ -16,6 +16,7 @@ from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from streamtrain.model.bad_samples import Refusals
 from streamtrain.model.spec import Spec, shard_slice
 from streamtrain.ps.clock import Clock, Progress
+from streamtrain.ps.hooks import ChangedRows
 from streamtrain.ps.shard import InitialState, Run, Shard, scan_rows
 from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit, replacing, write_part
 from streamtrain.store.checkpoint.epochs import CheckpointChain, open_chain
@@ -230,10 +231,12 @@ class ReadAhead(NamedTuple):
     Attributes:
         chain: the checkpoint.
         shard: with these rows.
+        channels: by table, a change channel with what a later checkpoint has of them.
     """
 
     chain: CheckpointChain
     shard: Shard
+    channels: list[int]
 
     @classmethod
     def of(cls, chain: CheckpointChain, index: int, shards: int) -> "ReadAhead":
@@ -245,7 +248,13 @@ class ReadAhead(NamedTuple):
                 _load_rows(table, chain.changes(settings["name"], sources), index, shards)
         except _DAMAGE as exc:
             raise _mismatch(chain, exc) from exc
-        return cls(chain, shard)
+        return cls(chain, shard, [table.open_channel() for table in shard.tables])
+
+    @property
+    def changed(self) -> ChangedRows:
+        """What has changed since this checkpoint."""
+        about = self.chain.shards[source_shards(self.shard.index, self.shard.shards, len(self.chain.shards))[0]]
+        return ChangedRows(_clock_from_json(about["clock"]), self.channels)
 
     def continued(self, chain: CheckpointChain) -> Shard | None:
         """The shard in a later checkpoint that builds on it, and is verified here; None: this one does not.
@@ -259,8 +268,9 @@ class ReadAhead(NamedTuple):
         sources = source_shards(shard.index, shard.shards, len(chain.shards))
         chain.verify(sources, known=self.chain)
         try:
-            for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
-                _load_rows(table, chain.changes(settings["name"], sources, self.chain), shard.index, shard.shards)
+            for settings, table, channel in zip(shard.spec.tables, shard.tables, self.channels, strict=True):
+                changes = chain.changes(settings["name"], sources, self.chain)
+                _load_rows(table, changes, shard.index, shard.shards, gone_to=channel)
             vectors = _read_vectors(chain, sources, shard.spec, shard.index, shard.shards)
             shard.dense.load(vectors.dense, vectors.slots, vectors.steps)
             shard.statistics.load(vectors.statistics, np.empty((0, len(vectors.statistics)), np.float32), 0.0)
@@ -405,11 +415,20 @@ def _read_vectors(chain: CheckpointChain, sources: Sequence[int], spec: Spec, in
 
 
 def _load_rows(
-    table: Table, changes: Iterator[RowsChange], index: int, shards: int, kept: TableEvolution | None = None
+    table: Table,
+    changes: Iterator[RowsChange],
+    index: int,
+    shards: int,
+    kept: TableEvolution | None = None,
+    *,
+    gone_to: int | None = None,
 ) -> None:
+    """Loads them; `gone_to` is a channel that gets all keys which are gone, also those that had no row here."""
     for change in _prefetch(_owned(changes, index, shards)):
         if isinstance(change, Tombstones):
             table.remove(change.keys)
+            if gone_to is not None:
+                table.mark_dirty(gone_to, change.keys)
         elif kept is None:
             table.load(*change)
         else:
@@ -420,12 +439,13 @@ def _load_rows(
 
 def _owned(changes: Iterator[RowsChange], index: int, shards: int) -> Iterator[RowsChange]:
     for change in changes:
-        if isinstance(change, RowPart):
-            owned = np.flatnonzero(shards_of(change.keys, shards) == index)
-            if len(owned) < len(change.keys):
-                yield RowPart._make(column.take(owned, axis=0) for column in change)
-                continue
-        yield change
+        owned = np.flatnonzero(shards_of(change.keys, shards) == index)
+        if len(owned) == len(change.keys):
+            yield change
+        elif isinstance(change, RowPart):
+            yield RowPart._make(column.take(owned, axis=0) for column in change)
+        else:
+            yield Tombstones(change.keys[owned])
 
 
 def _prefetch(changes: Iterator[RowsChange]) -> Iterator[RowsChange]:

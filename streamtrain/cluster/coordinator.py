@@ -274,21 +274,21 @@ class Coordinator:
             return before
         opened = open_shards(addresses)
         run = check_next(before, addresses, opened.controls)
-        with self.publications.alone(_PUBLISHING_SECONDS) if self.publications else nullcontext():
-            checkpoints.now()
-            read_ahead(opened.controls)
-            began = time.monotonic()
-            try:
+        checkpoints.now()
+        read_ahead(opened.controls)
+        try:
+            with self.publications.hand_over(_PUBLISHING_SECONDS) if self.publications else nullcontext("") as head:
+                began = time.monotonic()
                 with checkpoints.held(HOLD):
                     after = next_shard_map(url, addresses)
-                    place_all(after, opened.controls, run)
+                    place_all(after, opened.controls, run, head)
                     left = [control for control in self._controls if control.target not in after.shards]
                     self._go_by(after, opened.controls, opened.polled)
-            except BaseException:
-                for control in opened.controls:
-                    forget_ahead(control)
-                raise
-            paused = time.monotonic() - began
+                paused = time.monotonic() - began
+        except BaseException:
+            for control in opened.controls:
+                forget_ahead(control)
+            raise
         logger.info(
             "%d shards instead of %d by map %d; pushes were held back for %.2f s at most",
             *(len(after.shards), len(before.shards), after.epoch, paused),

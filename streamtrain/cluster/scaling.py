@@ -1,9 +1,11 @@
 """Scaling: a cluster goes on with another number of shards, while its workers and servers run on.
 
-A checkpoint is taken, of which the next shards read the rows of their places. Then pushes are held back, another one is
-taken, of what has changed since, and the next map of shards is kept beside it: from then on it is in force. Every shard
-of it takes what has changed from the checkpoint, and workers go on with them from there. Until the map
-is kept, nothing has changed: shards whose pushes are held back for too long, as this process is gone, let them through.
+A checkpoint is taken, of which the next shards read the rows of their places. Then what is new is published, pushes are
+held back, another one is taken, of what has changed since, and the next map of shards is kept beside it: from then on
+it is in force. Every shard of it takes what has changed from the checkpoint, and workers go on with them from there.
+Until the map is kept, nothing has changed: shards whose pushes are held back for too long, as this process is gone, let
+them through. What has changed since the publication is among what has changed since the first checkpoint, which the
+shards know: so what they publish first need not be everything.
 """
 
 import logging
@@ -114,10 +116,17 @@ def forget_ahead(control: Control) -> None:
         control.read_ahead(0, 0)
 
 
-def place_all(shard_map: ShardMap, controls: Sequence[Control], run: str) -> None:
-    """Gives all shards of a map their places, at the same time; what fails is logged: `place_strays` tries it again."""
+def place_all(shard_map: ShardMap, controls: Sequence[Control], run: str, head: str) -> None:
+    """Gives all shards of a map their places, at the same time; what fails is logged: `place_strays` tries it again.
+
+    Args:
+        shard_map: the map.
+        controls: of its shards.
+        run: of the cluster.
+        head: what the publication is known by from which they go on; "": the next one is full.
+    """
     with ThreadPoolExecutor(len(controls)) as pool:
-        errors = pool.map(lambda index: _place(shard_map, index, controls[index], run), range(len(controls)))
+        errors = pool.map(lambda index: _place(shard_map, index, controls[index], run, head), range(len(controls)))
         for control, error in zip(controls, errors, strict=True):
             if error is not None:
                 logger.warning("%s has not got its place yet: %s", control.target, error)
@@ -159,9 +168,9 @@ def vacate(shard_map: ShardMap, controls: Sequence[Control], run: str) -> None:
             logger.info("%s is no shard any more: %s", control.target, exc)
 
 
-def _place(shard_map: ShardMap, index: int, control: Control, run: str) -> Exception | None:
+def _place(shard_map: ShardMap, index: int, control: Control, run: str, head: str = "") -> Exception | None:
     try:
-        control.place(index, len(shard_map.shards), run, shard_map.epoch)
+        control.place(index, len(shard_map.shards), run, shard_map.epoch, head=head)
     except (ShardError, CheckpointError) as exc:
         return exc
     return None

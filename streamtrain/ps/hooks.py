@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple, Protocol
 
+from streamtrain.ps.clock import Clock
 from streamtrain.ps.shard import Shard
 
 
@@ -19,6 +20,32 @@ class Snapshot(Protocol):
         """Lets go of a moment that will not be written."""
 
 
+class ChangedRows(NamedTuple):
+    """Which rows of a shard have changed since a checkpoint, and change from here on.
+
+    Attributes:
+        since: where the checkpoint stands.
+        channels: by table, a change channel that holds them.
+    """
+
+    since: Clock
+    channels: list[int]
+
+
+class RestoredShard(NamedTuple):
+    """A shard from a checkpoint.
+
+    Attributes:
+        shard: it.
+        epoch: of the checkpoint; -1: no delta can build on it.
+        changed: since what was read ahead; None: nothing was. The channels are to be closed by who gets them.
+    """
+
+    shard: Shard
+    epoch: int
+    changed: ChangedRows | None = None
+
+
 class CheckpointStore(Protocol):
     """Where checkpoints of a shard are kept.
 
@@ -28,8 +55,8 @@ class CheckpointStore(Protocol):
 
     digest: str
 
-    def restore(self, index: int, shards: int) -> tuple[Shard, int] | None:
-        """The shard in the newest intact checkpoint, and its epoch; None: there is none."""
+    def restore(self, index: int, shards: int) -> RestoredShard | None:
+        """The shard in the newest intact checkpoint; None: there is none."""
 
     def read_ahead(self, index: int, shards: int) -> None:
         """Reads what the newest checkpoint has of a shard, so that `restore` need only read what has changed since.
@@ -76,6 +103,15 @@ class Publisher(Protocol):
 
     def sums(self, shard: Shard, number: int, layout: str) -> Any:
         """Checksums of a shard's published rows, `RowSums` of schemas/ps.proto; raises the errors of `write`."""
+
+    def take_over(self, shard: Shard, changed: ChangedRows, head: str) -> None:
+        """Goes on from what other shards have published: the next part has what changed since, if it is still the head.
+
+        Args:
+            shard: which has the rows of its place from here on.
+            changed: rows that the head may not have as they are.
+            head: what it is known by, see `Publications.hand_over`.
+        """
 
     def forget(self) -> None:
         """The shard is not published any more."""

@@ -258,6 +258,10 @@ class Publications:
             (self._reference.begin if force else self._reference.add)(figures)
         return published
 
+    def head_token(self) -> str:
+        """What shards know the head by that go on from it; "": there is none. Raises the errors of `publish`."""
+        return self._dictionaries.token(0) or ""
+
     def _write(self, statuses: list[Any], number: int, figures: Figures, *, full: bool = False) -> Publication | None:
         """Writes all parts and commits them; None: a full publication is needed instead."""
         layout = self._begin(statuses) if full else None
@@ -286,10 +290,11 @@ class Publications:
             metrics=figures,
         )
         try:
-            self._dictionaries.commit(publication, parts, layout, generation=self._generation)
-        except FullPublicationNeeded:
+            self._dictionaries.commit(publication, parts, layout, shards=len(statuses), generation=self._generation)
+        except FullPublicationNeeded as exc:
             if full:
                 raise
+            logger.info("a full publication is needed: %s", exc)
             return None
         self._last = number
         self._ask(lambda control: control.apply())
@@ -447,6 +452,24 @@ class PublicationSchedule:
             yield
         finally:
             self._lock.release()
+
+    @contextmanager
+    def hand_over(self, patience: float = _PATIENCE) -> Iterator[str]:
+        """Publishes what is new; then it is as in `alone`, while other shards take over.
+
+        Returns:
+            What the head is known by, from which they can go on; "": they cannot, as it is not new.
+
+        Raises:
+            ShardError: another publication takes longer than `patience` seconds.
+        """
+        with self.alone(patience):
+            try:
+                self._publish()
+                head = self._publications.head_token()
+            except StreamtrainError:  # which has been logged
+                head = ""
+            yield head
 
     def _run(self) -> float:
         began = time.monotonic()

@@ -24,17 +24,19 @@ class PublishedTable:
 
     Args:
         settings: of the table, as in a spec.
+        channel: a channel that holds already what has changed since the head; None: a new one.
 
     Attributes:
         rows: how many there are in public, as of when `changes` ended.
     """
 
-    def __init__(self, settings: dict[str, Any], table: Table) -> None:
+    def __init__(self, settings: dict[str, Any], table: Table, channel: int | None = None) -> None:
         self.name = str(settings["name"])
         self.rows = 0
         self._table = table
-        self._channel = table.open_channel()
+        self._channel = table.open_channel() if channel is None else channel
         self._zeros = Table(1, optimizer="sgd", rate=1.0) if _drops_zeros(settings) else None  # a set of keys
+        self._has_all_zeros = channel is None or self._zeros is None
 
     def close(self) -> None:
         """Ends; what changes is not kept any more."""
@@ -49,6 +51,10 @@ class PublishedTable:
     def changes(self) -> RowChange:
         """What has changed since all was read, or since the last time; counts the rows that there are then."""
         found = []
+        if not self._has_all_zeros:  # of rows that were published by others
+            for _ in self.all():
+                pass
+            self._has_all_zeros = True
         while True:
             drained = self._table.drain(self._channel, _READ_ROWS)
             found.append(self._change(drained.rows, drained.tombstones))

@@ -10,6 +10,8 @@ import numpy as np
 
 import streamtrain.ps.rpc.ps_pb2 as pb
 from streamtrain.errors import PublicationCorrupt, ShardRefused
+from streamtrain.ps.clock import Clock
+from streamtrain.ps.hooks import ChangedRows
 from streamtrain.ps.shard import Shard, scan_rows
 from streamtrain.publish.published_table import PublishedTable, row_sums
 from streamtrain.store.publication import Floats, RowChange, Weights
@@ -39,12 +41,16 @@ class ShardPublisher:
         self._written: list[RowChange] = []  # what was read of the changes last
         self._token = ""  # under which it was written; "": it was not
         self._tokens: list[str] = []  # that the head may name: of the last one that it did, and of all attempts since
+        self._others = ""  # the first of these, if other shards wrote it
+        self._since: Clock = {}  # what it must have then
 
     def check(self, shard: Shard, generation: int) -> None:
         self._dictionaries.check_lease(shard.run.id, generation)
 
     def write(self, shard: Shard, number: int, layout: str) -> str:
         full = _parse_layout(layout, shard) if layout else None
+        if full is not None and full.shards != shard.shards:
+            raise ShardRefused(f"the layout is of {full.shards} shards, this is one of {shard.shards}")
         with self._lock:
             progress = shard.progress()  # before rows are read, which so are of this clock or a later one
             watermark = shard.watermark
@@ -74,11 +80,13 @@ class ShardPublisher:
         else:
             self._count(rows)
         # Of a full publication the rows are counted once all changes have been written.
-        return self._dictionaries.write(number, shard.index, changes, weights, rows=rows, layout=full)
+        shards = shard.shards if full is None and self._others else None
+        return self._dictionaries.write(number, shard.index, changes, weights, rows=rows, layout=full, shards=shards)
 
     def apply(self, shard: Shard) -> None:
         with self._lock:
-            self._dictionaries.apply(shard.index)
+            if not self._others or self._dictionaries.token(0) != self._others:  # others have applied what is theirs
+                self._dictionaries.apply(shard.index)
 
     def sums(self, shard: Shard, number: int, layout: str) -> Any:
         """Needs 16 bytes a row meanwhile; what is trained on is not held back."""
@@ -89,12 +97,19 @@ class ShardPublisher:
             in_vain = [] if self._token == self._tokens[0] else self._written
             return row_sums(self._tables.values(), of_head, in_vain)
 
+    def take_over(self, shard: Shard, changed: ChangedRows, head: str) -> None:
+        with self._lock:
+            self._forget()
+            self._others, self._since, self._token, self._tokens = head, changed.since, head, [head]
+            of_tables = zip(shard.spec.tables, shard.tables, changed.channels, strict=True)
+            self._tables = {one["name"]: PublishedTable(one, table, channel) for one, table, channel in of_tables}
+
     def forget(self) -> None:
         with self._lock:
             self._forget()
 
     def _forget(self) -> None:
-        self._token, self._tokens, self._written = "", [], []
+        self._token, self._tokens, self._written, self._others = "", [], [], ""
         for table in self._tables.values():
             table.close()
         self._tables = {}
@@ -113,6 +128,22 @@ class ShardPublisher:
         """Why changes cannot follow the head: it has not what they would build on; "": they can."""
         if not self._tables:
             return f"shard {shard.index} has just started"
+        if self._others:
+            return self._why_not_theirs(shard)
+        return self._why_not_mine(shard)
+
+    def _why_not_theirs(self, shard: Shard) -> str:
+        """The same, of a shard that goes on from what others have written, until the head has its own part."""
+        if self._dictionaries.token(0) != self._others:
+            self._others = ""
+            return self._why_not_mine(shard)
+        head = self._dictionaries.head()
+        if head is None or any(head.clock.get(partition, 0) < at for partition, at in self._since.items()):
+            return f"the head is older than the rows from which shard {shard.index} goes on"
+        del self._tokens[: self._tokens.index(self._others)]
+        return ""
+
+    def _why_not_mine(self, shard: Shard) -> str:
         committed = self._dictionaries.token(shard.index)
         if committed is None:
             return f"there is no head, or it has no part of shard {shard.index}"
@@ -147,10 +178,8 @@ def _parse_layout(text: str, shard: Shard) -> Layout:
         raise ShardRefused(f"invalid layout of a dictionary: {exc}") from exc
     mine = {one["name"]: one["dim"] for one in shard.spec.tables}
     theirs = {name: table.dim for name, table in layout.tables.items()}
-    if (theirs, layout.shards) != (mine, shard.shards):
-        raise ShardRefused(
-            f"the layout has tables {theirs} on {layout.shards} shards, this shard has {mine} on {shard.shards}"
-        )
+    if theirs != mine:
+        raise ShardRefused(f"the layout has tables {theirs}, this shard has {mine}")
     return layout
 
 

@@ -85,7 +85,7 @@ def test_shards_start_from_it_with_everything_that_fits(files: Path, learned: tu
     for i, before in enumerate(learner._shards):
         restored = CheckpointWriter(Epochs(url)).restore(i, 2)
         assert restored is not None
-        shard, epoch = restored
+        shard, epoch = restored.shard, restored.epoch
         assert (epoch, shard.clock(), shard.run) == (4, before.clock(), before.run)
         keys = before.tables[0].scan(0, 100)[1].keys.copy()
         np.testing.assert_array_equal(shard.tables[1].pull(keys)[:, :4], before.tables[0].pull(keys))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import redis
 
 from streamtrain.checkpoint.shard_map import load_shard_map
 from streamtrain.cluster.client import CoordinatorClient
@@ -18,6 +19,7 @@ from streamtrain.ps.nodes.topology import ShardMap
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
 from streamtrain.ps.rpc.security import Security
 from streamtrain.settings.load import load_settings
+from streamtrain.store.redis.layout import RedisKeys
 from streamtrain.stream.opening import open_stream
 from tests.cluster.counted import beginning, differences, is_bad, messages_of, stepping
 from tests.patience import PATIENCE, until
@@ -88,10 +90,11 @@ class Scaled:
         self.processes["coordinator"] = Process(*self._options, *options, command=COORDINATOR)
 
     def start(self, workers: int = 1) -> None:
-        """Starts the shards of the beginning, the coordinator and workers."""
+        """Starts the shards of the beginning, the coordinator, which answers then, and workers."""
         for index in range(len(self.first)):
             self.start_shard(index)
         self.start_coordinator()
+        self.in_force()
         for _ in range(workers):
             self.start_worker()
 
@@ -147,6 +150,13 @@ class Scaled:
         """Samples that workers have learned, those that were read again among them."""
         name = "streamtrain_worker_samples_total"
         return sum(worker.metrics.registry.get_sample_value(name) or 0 for worker in self.workers)
+
+    def dictionary(self) -> int:
+        """The number of the dictionary in Redis."""
+        url = str(self.settings.publish.url)
+        with redis.Redis.from_url(url) as client:
+            (found,) = client.hmget(RedisKeys(self.settings.publish.model).head, "dictionary")
+        return int(found or 0)
 
     def rows(self, index: int) -> int:
         """How many rows a shard holds."""

@@ -30,12 +30,16 @@ def test_shards_are_added_and_taken_away(cluster: Scaled) -> None:
     for index in (2, 3):
         cluster.start_spare(index)
     end = 1_000
+    cluster.client.publish_now()
+    dictionary = cluster.dictionary()
     for epoch, to in enumerate([(0, 2, 1, 3), (0, 2, 1), (2,), (3, 1)], 2):
         cluster.fill(end, end + 1_000)
         end += 1_000
         assert cluster.scale(*to) == (epoch, tuple(cluster.addresses[index] for index in to))
         cluster.learned(end, *to)
         assert cluster.differences(end, *to) == []
+        cluster.client.publish_now()
+    assert cluster.dictionary() == dictionary  # which each full publication begins anew
     assert cluster.rows(0) == cluster.rows(2) == 0
     assert not cluster.failures
     published = cluster.client.publish_now()

@@ -58,7 +58,9 @@ class RecordingDictionaries:
         *,
         rows: dict[str, int],
         layout: Layout | None = None,
+        shards: int | None = None,
     ) -> ShardPart:
+        assert shards is None
         if self.error is not None:
             raise self.error
         self.calls.append(("write", number, shard, layout is not None))
@@ -511,7 +513,6 @@ GOOD = {"dictionary": 1, "dtype": "float32", "shards": 1, "tables": {"ids": [1, 
         GOOD | {"tables": {"ids": [1, 3]}},
         GOOD | {"tables": {"ids": [1, 1 << 60]}},
         GOOD | {"tables": {"ids": [-1, 4]}},
-        GOOD | {"shards": 7},
         GOOD | {"dictionary": -1},
     ],
 )
@@ -529,6 +530,12 @@ def test_a_layout_that_is_none_is_refused_with_a_sentence(server: Valkey, layout
                 ask(1, text)
             assert refused.value.reason == "malformed"
     serving.stop()
+
+
+def test_a_full_publication_of_other_shards_is_refused(server: Valkey) -> None:
+    node = Cluster(server.url, shards=1).nodes[0]
+    with pytest.raises(ShardRefused, match="the layout is of 7 shards, this is one of 1"):
+        node.publish(1, json.dumps(GOOD | {"dictionary": int(begun(server)), "shards": 7}))
 
 
 def begun(server: Valkey) -> int:

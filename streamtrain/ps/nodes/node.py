@@ -10,7 +10,7 @@ from streamtrain.errors import ShardRefused, ShardUnavailable, TakenOver
 from streamtrain.incarnation import Incarnation
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.consistency import Consistency
-from streamtrain.ps.hooks import CheckpointStore, CutResult, FreezeResult, Publisher, Snapshot
+from streamtrain.ps.hooks import ChangedRows, CheckpointStore, CutResult, FreezeResult, Publisher, Snapshot
 from streamtrain.ps.replication.backup import BackupShard
 from streamtrain.ps.replication.roles import NodeRole, NodeState, Pairing
 from streamtrain.ps.shard import InitialState, Shard
@@ -117,10 +117,10 @@ class Node:
         if found is None:
             self.role.restored(None)
             return False
-        shard, self.epoch = found
+        shard, self.epoch = found.shard, found.epoch
         self.role.restored(shard)
         logger.info(
-            "shard %d of %d restored from epoch %d, clock %s", *(self.index, self.shards), *found[1:], shard.clock()
+            "shard %d of %d restored from epoch %d, clock %s", *(self.index, self.shards, found.epoch), shard.clock()
         )
         return True
 
@@ -136,7 +136,7 @@ class Node:
                 raise ShardRefused(f"shard {self.index} has no checkpoints; set checkpoint.url")
             self._checkpoints.read_ahead(index, shards)
 
-    def place(self, index: int, shards: int, run: str, map_epoch: int) -> None:
+    def place(self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "") -> None:
         """Gives it a place in a map of shards: it then holds what the newest checkpoint has there. Nothing, if it does.
 
         What it holds stays until it has that. An empty one stays empty where there is no checkpoint.
@@ -146,6 +146,7 @@ class Node:
             shards: how many there are; 0: it is to hold none.
             run: of the cluster; "": not known.
             map_epoch: of the map.
+            head: what the publication is known by that the shards of before have made last, see `Publisher.take_over`.
 
         Raises:
             ShardRefused: it holds a shard of another run, or goes by a later map.
@@ -173,10 +174,19 @@ class Node:
             self.index, self.shards, self.epoch, self.map_epoch = index, shards, NO_EPOCH, map_epoch
             if self._publisher is not None:
                 self._publisher.forget()
+            if found is not None and found.changed is not None:
+                self._take_over(found.shard, found.changed, head)
             if shards:
-                self.role.restored(found[0] if found else None)
-                self.epoch = found[1] if found else NO_EPOCH
+                self.role.restored(found.shard if found else None)
+                self.epoch = found.epoch if found else NO_EPOCH
             logger.info("%s is shard %d of %d by map %d", was, index, shards, map_epoch)
+
+    def _take_over(self, shard: Shard, changed: ChangedRows, head: str) -> None:
+        if self._publisher is not None and head:
+            self._publisher.take_over(shard, changed, head)
+        else:
+            for table, channel in zip(shard.tables, changed.channels, strict=True):
+                table.close_channel(channel)
 
     def initialise(self, initial: InitialState) -> Shard:
         """Gives an empty shard what it begins with; see `NodeRole.initialise`."""

@@ -240,7 +240,7 @@ class Servicer:
         if request.ahead:
             self._node.read_ahead(request.shard, request.shards)
         else:
-            self._node.place(request.shard, request.shards, request.run, request.map_epoch)
+            self._node.place(request.shard, request.shards, request.run, request.map_epoch, head=request.head)
         return status_of(self._node, self._sessions.workers())
 
     def publish(self, request: Any) -> Any:

@@ -58,7 +58,7 @@ class Control(Protocol):
     def write(self, epoch: int) -> str:
         """See `Node.write`."""
 
-    def place(self, index: int, shards: int, run: str, map_epoch: int) -> Any:
+    def place(self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "") -> Any:
         """See `Node.place`; returns the status."""
 
     def read_ahead(self, index: int, shards: int) -> None:
@@ -103,8 +103,8 @@ class LocalControl:
         self._node.claim(incarnation)
         return self.status()
 
-    def place(self, index: int, shards: int, run: str, map_epoch: int) -> Any:
-        self._node.place(index, shards, run, map_epoch)
+    def place(self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "") -> Any:
+        self._node.place(index, shards, run, map_epoch, head=head)
         return self.status()
 
     def set_rates(self, rates: Mapping[str, float]) -> Any:

@@ -153,6 +153,7 @@ class RedisDictionaries:
         *,
         rows: Mapping[str, int],
         layout: Layout | None = None,
+        shards: int | None = None,
     ) -> ShardPart:
         """Writes a shard's part of a publication. May be repeated; only the part that is committed counts.
 
@@ -163,6 +164,7 @@ class RedisDictionaries:
             weights: the shard's slices of the weights.
             rows: number of rows of the shard, by table; may be filled while `changes` is consumed.
             layout: layout of a full publication.
+            shards: number of shards that go on from a head which others have written; None: those that wrote it.
 
         Raises:
             FullPublicationNeeded: there is no head, or it was written by another number of shards.
@@ -172,7 +174,7 @@ class RedisDictionaries:
         if layout is not None:
             self._fill(changes, layout)
             return self._log(ShardPart(number, layout.dictionary, token, 0, dict(rows)), [], weights)
-        head = self.apply(shard)
+        head = self.apply(shard) if shards is None else self._taken_over(shard, shards)
         if head is None:
             raise FullPublicationNeeded(f"{self._model.name} has no head: write a full publication")
         self._expect(number, head.publication.number)
@@ -198,7 +200,13 @@ class RedisDictionaries:
         self._model.check_lease(run, generation)
 
     def commit(
-        self, publication: Publication, parts: Sequence[ShardPart], layout: Layout | None = None, *, generation: int = 0
+        self,
+        publication: Publication,
+        parts: Sequence[ShardPart],
+        layout: Layout | None = None,
+        *,
+        shards: int | None = None,
+        generation: int = 0,
     ) -> None:
         """Commits a publication of all shards as the head; may be repeated after an error.
 
@@ -208,19 +216,22 @@ class RedisDictionaries:
             publication: its metadata; its rows by table must be the sums over the parts.
             parts: one part of every shard.
             layout: layout of a full publication.
+            shards: number of shards that go on from a head which others have written; None: those that wrote it.
             generation: generation of the publisher's lease; 0: there is no lease to check.
 
         Raises:
             TakenOver: another cluster has the lease.
             OutOfTurn: another publication with this or a later number has been committed, or, unless this is a full
                 publication, the previous one is missing.
-            FullPublicationNeeded: the head, or the dictionary of the full publication, was deleted.
+            FullPublicationNeeded: the head, or the dictionary of the full publication, was deleted; or other shards
+                have not applied the head that is theirs.
             PublicationError: parts are missing or do not match the publication.
         """
         head = self._model.head()
         if layout is None and head is None:
             raise FullPublicationNeeded(f"{self._model.name} no longer has a head: write a full publication")
-        wanted = layout or (head.layout if head else Layout(0, "", 0))
+        before = head.layout if head else Layout(0, "", 0)
+        wanted = layout or before.written_by(shards or before.shards)
         parts = sorted(parts, key=lambda part: part.token.shard)
         self._check(publication, parts, wanted)
         (answer, current), replicas = self._model.run_replicated(
@@ -252,10 +263,18 @@ class RedisDictionaries:
                 f"the dictionary of {self._model.name} was deleted: write a full publication again"
             )
         if answer == b"behind":
-            raise OutOfTurn(f"shard {int(current)} of {self._model.name} has not applied the head: write again", 0)
+            raise self._behind(int(current), None if wanted.shards == before.shards else before.shards)
         if layout is not None:
             with suppress(PublicationError):  # it is committed; what is left of the old head is deleted next time
                 self._model.sweep()
+
+    def _behind(self, shard: int, others: int | None) -> PublicationError:
+        """`others`: how many wrote the head, if they are not those that go on."""
+        if others is None:
+            return OutOfTurn(f"shard {shard} of {self._model.name} has not applied the head: write again", 0)
+        return FullPublicationNeeded(
+            f"shard {shard} of the {others} that {self._model.name} had has not applied the head"
+        )
 
     def _check(self, publication: Publication, parts: Sequence[ShardPart], layout: Layout) -> None:
         shards = [part.token.shard for part in parts]
@@ -300,6 +319,15 @@ class RedisDictionaries:
         with self._lock:
             self._pending.pop(shard, None)
         return head
+
+    def _taken_over(self, shard: int, shards: int) -> Head | None:
+        """The head, from which another number of shards goes on than wrote it; `commit` sees to it that it is applied.
+
+        Of as many shards, one that does not go on may have left that to the one that takes its place.
+        """
+        self._model.run(OWN, shard, self._owner)
+        head = self._model.head()
+        return head if head is not None and head.layout.shards != shards else self.apply(shard)
 
     def stored(self) -> tuple[Publication, Buckets]:
         """The head and its buckets, which are exact once all is applied and while nothing is published.

@@ -8,7 +8,7 @@ node of a cluster in all dictionaries, and buckets are spread over the nodes.
 import binascii
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ _SLOTS = 1 << 14  # of a Redis Cluster
 
 
 class FullPublicationNeeded(PublicationError):
-    """There is no head, or it has another number of shards: write a full publication."""
+    """There is no head, or it is not one that these shards can go on from: write a full publication."""
 
 
 class OutOfTurn(PublicationError):
@@ -73,13 +73,13 @@ class Layout:
     Attributes:
         dictionary: number of the dictionary.
         dtype: type of stored rows: "float32", "float16" or "int8".
-        shards: number of shards that write it.
+        shards: number of shards that write it; another number may go on with it, so it makes no layout another one.
         tables: layouts by table.
     """
 
     dictionary: int
     dtype: str
-    shards: int
+    shards: int = field(compare=False)
     tables: dict[str, TableLayout] = field(default_factory=dict)
 
     @classmethod
@@ -107,9 +107,13 @@ class Layout:
     def to_json(self) -> str:
         return json.dumps(vars(self))
 
+    def written_by(self, shards: int) -> "Layout":
+        """The same layout with another number of shards."""
+        return replace(self, shards=shards)
+
     def numbered(self, dictionary: int) -> "Layout":
         """The same layout for another dictionary."""
-        return Layout(dictionary, self.dtype, self.shards, self.tables)
+        return replace(self, dictionary=dictionary)
 
     def table(self, name: str) -> TableLayout:
         """The layout of a table.

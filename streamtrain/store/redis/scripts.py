@@ -172,6 +172,7 @@ return 1
 # keeps, shards, generation of the lease, or "0", nodes of Redis. Answers what became of it, and the head's number.
 #
 # The log begins with the entry of a commit: the oldest within the limit, but never a later one than the last but one.
+# Another number of shards goes on from a head that those which wrote it have applied, as if they had applied it.
 # A full publication needs nothing of what was there before: whatever is lost, it begins after the last commit in the
 # log, or at its beginning.
 COMMIT = f"""{_WRITE}
@@ -186,7 +187,7 @@ local function last_commit()
     end
   end
 end
-local was = redis.call('HMGET', head, 'number', 'tokens', 'dictionary', 'id')
+local was = redis.call('HMGET', head, 'number', 'tokens', 'dictionary', 'id', 'layout')
 local number, is_full = was[1], ARGV[6] == '1'
 local generation = redis.call('HGET', owner, 'generation')
 if ARGV[10] ~= '0' and generation and generation ~= ARGV[10] then return {{'lease', number or '0'}} end
@@ -194,7 +195,11 @@ if number == ARGV[1] and was[2] == ARGV[5] then return {{'committed', number}} e
 local ahead = tonumber(ARGV[1]) - (number or 0)
 if number and (ahead < 1 or ahead > 1 and not is_full) then return {{'turn', number}} end
 if is_full and not is_whole(ARGV[2]) or not is_full and was[3] ~= ARGV[2] then return {{'gone', number or '0'}} end
+local others = false
 if not is_full then
+  local shards = cjson.decode(was[5]).shards
+  others = shards ~= tonumber(ARGV[9])
+  if others and redis.call('HLEN', applied) ~= shards then return {{'behind', shards}} end
   local all = redis.call('HGETALL', applied)
   for i = 1, #all, 2 do
     if all[i + 1] ~= was[4] then return {{'behind', all[i]}} end
@@ -226,6 +231,10 @@ if is_full then
   for shard = 0, ARGV[9] - 1 do redis.call('HSET', applied, shard, id) end
   redis.call('ZREM', building, ARGV[2])
   if was[3] then forget(was[3]) end
+end
+if others then
+  redis.call('DEL', applied, writers)
+  for shard = 0, ARGV[9] - 1 do redis.call('HSET', applied, shard, was[4]) end
 end
 local function oldest() return string.match(redis.call('ZRANGE', steps, 0, 0)[1], '(.*):(%d+)') end
 local first, before = oldest()

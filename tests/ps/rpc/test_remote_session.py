@@ -18,6 +18,7 @@ from streamtrain.ps.bulk import BulkSynchronous
 from streamtrain.ps.client import any_rejected
 from streamtrain.ps.clock import Cursor, Ends, PushOutcome, Span
 from streamtrain.ps.consistency import Async, Bounded, Consistency
+from streamtrain.ps.hooks import RestoredShard
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.server import ShardServer
 from streamtrain.ps.nodes.shards import Shards
@@ -66,8 +67,8 @@ def holding(shard: Shard) -> Node:
     class Store:
         digest = ""
 
-        def restore(self, index: int, shards: int) -> tuple[Shard, int]:
-            return shard, 0
+        def restore(self, index: int, shards: int) -> RestoredShard:
+            return RestoredShard(shard, 0)
 
         def read_ahead(self, index: int, shards: int) -> None:
             raise NotImplementedError
