@@ -206,7 +206,8 @@ class Heartbeat:
         client: of the coordinator.
         kind: "worker" or "server".
         about: gives what it reports of itself.
-        moved: called whenever the shard map has changed, and when the first one is known.
+        moved: called whenever the shard map has changed, and when the first one is known; False: it could not find out
+            what it is, and is called once more with the next beat.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class Heartbeat:
         kind: str,
         name: str,
         about: Callable[[], dict[str, Any]],
-        moved: Callable[[], object] = lambda: None,
+        moved: Callable[[], bool] = lambda: True,
     ) -> None:
         self._client, self._kind, self._name, self._about, self._moved = client, kind, name, about, moved
         self._epoch: int | None = None
@@ -248,6 +249,5 @@ class Heartbeat:
 
     def _beat(self) -> None:
         epoch = self._client.beat(self._kind, self._name, self._about())
-        if epoch != self._epoch:
-            self._moved()
-        self._epoch = epoch
+        if epoch == self._epoch or self._moved():
+            self._epoch = epoch

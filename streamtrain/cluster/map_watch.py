@@ -38,19 +38,24 @@ class MapWatch:
 
     def check(self) -> bool:
         """Asks the coordinator; returns whether the cluster has other shards than those of `in_use`."""
+        self.hear()
+        return self.has_other
+
+    def hear(self) -> bool:
+        """Asks the coordinator; returns whether it has answered."""
         try:
             heard = self._ask()
         except ShardError as exc:
             logger.debug("the map of shards is not known: %s", exc)
-        else:
-            with self._lock:
-                is_newer, self._heard = heard.epoch > self._heard.epoch, max(heard, self._heard)
-                if not self._in_use.epoch and len(heard.shards) == len(self._in_use.shards):
-                    self._in_use = self._in_use._replace(epoch=heard.epoch)
-                elif is_newer:  # also if it has the shards of `in_use` again: they hold pushes of this worker no more
-                    logger.info("the cluster has %d shards by map %d", len(heard.shards), heard.epoch)
-                    self.leaving.set()
-        return self.has_other
+            return False
+        with self._lock:
+            is_newer, self._heard = heard.epoch > self._heard.epoch, max(heard, self._heard)
+            if not self._in_use.epoch and len(heard.shards) == len(self._in_use.shards):
+                self._in_use = self._in_use._replace(epoch=heard.epoch)
+            elif is_newer:  # also if it has the shards of `in_use` again: they hold pushes of this worker no more
+                logger.info("the cluster has %d shards by map %d", len(heard.shards), heard.epoch)
+                self.leaving.set()
+        return True
 
     @property
     def has_other(self) -> bool:

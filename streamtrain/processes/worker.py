@@ -178,7 +178,7 @@ class WorkerProcess:
             if self._ps:
                 self._ps.start()
                 stack.callback(self._ps.stop)
-            beats = Heartbeat(coordinator, WORKER, self._name, self.metrics.state, self._check_map)
+            beats = Heartbeat(coordinator, WORKER, self._name, self.metrics.state, self._hear_map)
             self._hurry = stack.enter_context(beats).hurry
             self._reporter = QualityReporter(coordinator.report, self._name, self.metrics.report_failed)
             settings = self._settings.stream
@@ -189,9 +189,11 @@ class WorkerProcess:
             )
             self._learn(start, stopped)
 
-    def _check_map(self) -> None:
-        if self._map.check() and self._ps:  # whose shard is not in the map any more
+    def _hear_map(self) -> bool:
+        heard = self._map.hear()
+        if self._map.has_other and self._ps:  # whose shard is not in the map any more
             self._stopped.set()
+        return heard
 
     def _not_ready(self) -> str:
         return "" if self._is_learning else "not yet a member of the group that learns: see the log"

@@ -256,7 +256,12 @@ def test_processes_outlive_the_coordinator(caplog: pytest.LogCaptureFixture) -> 
 
 def test_whoever_goes_by_an_old_slot_map_is_told(tmp_path: Path) -> None:
     moved = threading.Semaphore(0)
-    with Coordinated(tmp_path) as cluster, Heartbeat(cluster.client(), "worker", "w", dict, moved.release):
+
+    def hear() -> bool:
+        moved.release()
+        return True
+
+    with Coordinated(tmp_path) as cluster, Heartbeat(cluster.client(), "worker", "w", dict, hear):
         assert cluster.client().slots() == (1, tuple(cluster.addresses))
         cluster.status(lambda found: names(found) == ["w"])
         assert moved.acquire(timeout=PATIENCE)  # of the first one that it hears of

@@ -1,10 +1,14 @@
 """A worker hears of other shards, and only of those."""
 
 import threading
+from typing import Any
 
+from streamtrain.cluster.client import Heartbeat
 from streamtrain.cluster.map_watch import MapWatch
+from streamtrain.cluster.members import WORKER
 from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.nodes.topology import ShardMap
+from tests.patience import PATIENCE
 
 A, B, C = ("a:1", "b:1"), ("a:1", "b:1", "c:1"), ("x:1", "y:1")
 
@@ -51,6 +55,37 @@ def test_it_stays_while_nobody_answers_and_follows_every_later_map() -> None:
     assert not (watch.leaving.is_set())
     told.map = ShardMap(2, B)  # an answer that comes late
     assert not watch.check()
+
+
+def test_a_map_is_asked_for_until_it_is_heard() -> None:
+    """As the coordinator may end between the beat that says there is another one and the answer which it is."""
+    told, beats, heard = Told(), threading.Semaphore(0), threading.Event()
+    watch = MapWatch(told, A, threading.Event())
+
+    class Coordinator:
+        def beat(self, *_: object) -> int:
+            beats.release()
+            return 2
+
+        def leave(self, *_: object) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    def moved() -> bool:
+        if watch.hear():
+            heard.set()
+        return heard.is_set()
+
+    client: Any = Coordinator()
+    with Heartbeat(client, WORKER, "one", dict, moved) as heartbeat:
+        for _ in range(2):
+            assert beats.acquire(timeout=PATIENCE)
+            heartbeat.hurry()
+        told.map = ShardMap(2, B)
+        assert heard.wait(PATIENCE)
+    assert watch.has_other
 
 
 def test_one_that_ends_leaves_whatever_it_goes_by() -> None:
