@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamtrain._core import birth, hash_bytes, shards_of
 from streamtrain.checkpoint.shard_state import load_shards, read_spec, save_shards
-from streamtrain.errors import BadSample, ConfigError, SampleError, ShardBroken
+from streamtrain.errors import BadSample, ConfigError, SampleError, ShardBroken, ShardRefused
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.model.samples import FUTURE_AFTER, SampleReader, Samples
@@ -27,6 +27,7 @@ from streamtrain.ps.client import Client, total_stats
 from streamtrain.ps.clock import Progress, PushOutcome, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.push import PushStats
+from streamtrain.ps.rows_of_ids import Sought, take_away
 from streamtrain.ps.session import LocalSession
 from streamtrain.ps.shard import InitialState, Run, Shard
 from streamtrain.quality.progressive import Metrics, ProgressiveValidation
@@ -341,6 +342,31 @@ class Learner:
             owned = owners == shard.index
             rows[owned] = shard.tables[table].pull(keys[owned])
         return rows
+
+    def forget(self, **ids: Sequence[str | int]) -> dict[str, int]:
+        """Deletes the rows of ids, and those of crosses with them, as if they had never been seen.
+
+        Of a cross with a feature whose table loses rows (`expire_after`, `capacity`, `min_count`), those are not found
+        whose other id has no row any more. Shared weights keep what they have learned; docs/forget.md says more.
+
+        Args:
+            ids: by feature, such as `user=["u1"]`; at most 1,000.
+
+        Returns:
+            How many rows were deleted, by table.
+
+        Raises:
+            ConfigError: a feature is none that has ids; or there are none, or too many.
+        """
+        wanted = [(feature, str(one)) for feature, of in ids.items() for one in of]
+        with self._lock:
+            self._check()
+            spec = self._shards[0].spec
+            try:
+                gone, _ = take_away(self._shards, spec, Sought.of(spec, wanted))
+            except ShardRefused as exc:
+                raise ConfigError(str(exc)) from exc
+        return {table: len(keys) for table, keys in gone.items()}
 
     def save(self, path: str | Path) -> None:
         """Writes rows, optimizer state, dense parameters and the graph's statistics into a new directory.

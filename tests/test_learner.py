@@ -67,6 +67,30 @@ def test_the_number_of_shards_changes_nothing() -> None:
     assert one.rows == three.rows
 
 
+def test_what_was_learned_of_ids_and_of_crosses_with_them_can_be_forgotten() -> None:
+    features: list[Feature] = [
+        stm.Categorical("user", dim=2),
+        stm.Categorical("item", dim=2),
+        stm.Cross("both", of=("user", "item"), dim=2),
+    ]
+    learner = stm.Learner(stm.Model(stm.Schema(label="label", features=features)), shards=3)
+    learner.learn([{"label": i & 1, "user": f"u{i % 5}", "item": i % 7} for i in range(200)])
+
+    def rows(users: int, items: int, both: int) -> dict[str, int]:
+        """The graph by default has tables of its own for the same fields, and for their cross."""
+        own = {"user": users, "item": items, "both": both}
+        return own | {"user_weight": users, "item_weight": items, "user*item_weight": both}
+
+    assert learner.rows == rows(5, 7, 35)
+    assert learner.forget(user=["u1", "never"], item=[3]) == rows(1, 1, 7 + 5 - 1)
+    assert learner.rows == rows(4, 6, 24)
+    assert set(learner.forget(user=["u1"]).values()) == {0}
+    with pytest.raises(ConfigError, match="the model has no categorical feature 'both'; it has user, item"):
+        learner.forget(both=["u1"])
+    with pytest.raises(ConfigError, match="0 ids: 1 to 1000 are forgotten at once"):
+        learner.forget()
+
+
 # --- predictions and progressive validation ---
 
 

@@ -17,7 +17,7 @@ from streamtrain.cli.options import Command
 from streamtrain.cli.publish import export, publish
 from streamtrain.cli.ray import ray
 from streamtrain.cli.run import coordinator, join, ps, serve, worker
-from streamtrain.cli.status import set_, status
+from streamtrain.cli.status import forget, set_, status
 from streamtrain.cli.stream import deadletters, produce
 from streamtrain.cli.terminal import output_failed
 from streamtrain.cli.tune import tune
@@ -55,7 +55,7 @@ EXIT_FAILED = 1
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "In one process": (learn, tune, bench, graph),
     "The whole service": (demo, up, scale),
-    "Cluster": (ps, worker, coordinator, join, serve, produce, status),
+    "Cluster": (ps, worker, coordinator, join, serve, produce, status, forget),
     "Checkpoints": (checkpoint, restore, plan, evolve, fork),
     "Versions": (publish, versions, promote, rollback, label, traffic, compare, export, verify, drop),
 }

@@ -1,9 +1,11 @@
-"""`status`: the status of the cluster; `set`: its learning rates; `compare`: which of two models predicts better."""
+"""What the coordinator is asked for: `status`, `set` (learning rates) and `forget` (ids)."""
 
 import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,11 +34,14 @@ from streamtrain.cli.terminal import (
     print_json,
     show,
 )
+from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError, ShardRefused, StreamtrainError
 from streamtrain.shutdown import stop_on_signals
 
 if TYPE_CHECKING:
+    from streamtrain.cluster.client import CoordinatorClient
     from streamtrain.cluster.status_reader import StatusReader
+    from streamtrain.settings.groups import Settings
 
 _EVERY = 1.0  # seconds between updates
 _DEFAULT = "default"
@@ -191,12 +196,7 @@ def set_(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
     if len(changes) < len(rates or []):
         raise ConfigError("every rate has one value")
     settings = read_client_settings(config, setting, {"ps.addresses": addresses})
-    tf_config = os.environ.get("TF_CONFIG")
-    if settings.coordinator.address is None and not settings.ps.addresses and not tf_config:
-        raise ConfigError(NO_CLUSTER)
-    from streamtrain.cluster.client import CoordinatorClient
-
-    with CoordinatorClient.from_settings(settings, tf_config) as client:
+    with _open_coordinator(settings) as client:
         try:
             found = client.set_rates(changes, resolve_actor(who), why, timeout=_SET_SECONDS)
         except ShardRefused as exc:
@@ -208,6 +208,17 @@ def set_(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
     else:
         for line in describe_rates(found, is_changed=bool(changes)):
             typer.echo(line)
+
+
+@contextmanager
+def _open_coordinator(settings: "Settings") -> Iterator["CoordinatorClient"]:
+    tf_config = os.environ.get("TF_CONFIG")
+    if settings.coordinator.address is None and not settings.ps.addresses and not tf_config:
+        raise ConfigError(NO_CLUSTER)
+    from streamtrain.cluster.client import CoordinatorClient
+
+    with CoordinatorClient.from_settings(settings, tf_config) as client:
+        yield client
 
 
 def _parse_rate(text: str) -> tuple[str, float | None]:
@@ -232,4 +243,80 @@ def describe_rates(found: dict[str, Any], *, is_changed: bool) -> list[str]:
         lines.append(f"{name}.rate is {of['rate']:g}{was}{initial}")
     if is_changed and found["epoch"] is None:
         lines.append("no checkpoint has the rates yet: should shard 0 restart before the next one, they are lost")
+    return lines
+
+
+def forget(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FEATURE=ID...", help="Whose rows are deleted, such as user=u1.", show_default=False),
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", metavar="FILE", help="More of them, one a line; -: standard input.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Deadline; it takes a full checkpoint.")] = "1h",
+    addresses: Addresses = None,
+    json: Json = False,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Delete the rows of ids, and of crosses with them, and print a receipt that says what may still hold something.
+
+    Shards and backups, Redis' head and servers that follow it, and a new full checkpoint are without them afterwards.
+    Training and serving continue. May be repeated. The exit code is 1 if rows are there again at the end, as samples of
+    these ids still come. As JSON: time, ids, rows, again, checkpoint, publication, servers, remains.
+    """
+    given = [*(ids or []), *(_read_lines(file) if file else [])]
+    if not given:
+        raise ConfigError("give ids to forget, such as user=u1, or --file")
+    settings, seconds = (
+        read_client_settings(config, setting, {"ps.addresses": addresses}),
+        parse_duration(timeout, "--timeout"),
+    )
+    with _open_coordinator(settings) as client:
+        try:
+            receipt = client.forget([_parse_id(one) for one in given], timeout=seconds)
+        except ShardRefused as exc:
+            raise ConfigError(str(exc)) from exc
+    if json:
+        print_json(receipt)
+    else:
+        for line in describe_receipt(receipt):
+            typer.echo(line)
+    if any(receipt["again"].values()):
+        raise typer.Exit(1)
+
+
+def _read_lines(file: str) -> list[str]:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{file} cannot be read: {exc}") from exc
+    return [line for line in text.splitlines() if line]
+
+
+def _parse_id(text: str) -> tuple[str, str]:
+    feature, separator, one = text.partition("=")
+    if not feature or not separator:
+        raise ConfigError(f"{text!r} is no FEATURE=ID, such as user=u1")
+    return feature, one
+
+
+def describe_receipt(receipt: dict[str, Any]) -> list[str]:
+    """A receipt, for people."""
+    gone = ", ".join(f"{n:,} of table {table}" for table, n in receipt["rows"].items() if n)
+    ids = f"{len(receipt['ids']):,} ids" if len(receipt["ids"]) > 1 else receipt["ids"][0]
+    lines = [f"{ids}: {gone or 'no'} rows deleted from shards and their backups"]
+    if receipt["publication"] is not None:
+        lines.append(f"Redis and servers that follow it: without them from publication {receipt['publication']:,} on")
+    behind = [name for name, has in receipt["servers"].items() if has is None or has < receipt["publication"]]
+    lines += [f"server {name} does not have that publication yet" for name in behind]
+    if receipt["checkpoint"] is not None:
+        lines.append(f"checkpoints: without them from epoch {receipt['checkpoint']:,} on")
+    lines += [f"left: {one['where']}: {one['what']}, until {one['until']}" for one in receipt["remains"]]
+    back = ", ".join(f"{n:,} of table {table}" for table, n in receipt["again"].items() if n)
+    if back:
+        lines.append(
+            f"there again: {back}; samples were learned meanwhile, or a shard has restarted: run the command again"
+        )
     return lines

@@ -167,6 +167,12 @@ class CoordinatorClient:
 
         patiently(attempt, Retry(), stopped)
 
+    def forget(self, ids: Sequence[tuple[str, str]], *, timeout: float | None = None) -> dict[str, Any]:
+        """See `Coordinator.forget`, of whose receipt this is `to_json`; for `timeout` see `publish_now`."""
+        request = pb.ForgetRequest(ids=[pb.Id(feature=feature, id=one) for feature, one in ids])
+        found: dict[str, Any] = self._parse(self._stub.call("Forget", request, timeout).receipt, dict)
+        return found
+
     def verify(self, *, timeout: float | None = None) -> HeadComparison:
         """See `Coordinator.verify`; for `timeout` see `publish_now`."""
         return self._parse(self._stub.call("Verify", pb.VerifyRequest(), timeout).found, HeadComparison.from_json)

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from streamtrain._core import shards_of
 from streamtrain.checkpoint.cluster_checkpoint import Checkpointer, CheckpointInfo, CheckpointSchedule
 from streamtrain.checkpoint.shard_map import next_shard_map
+from streamtrain.cluster.forgetting import Forgetting, Receipt
 from streamtrain.cluster.history import History
 from streamtrain.cluster.members import SERVER, WORKER, Member, Members
 from streamtrain.cluster.quality import ProbePublisher, QualityAggregator
@@ -108,7 +110,8 @@ class Coordinator:
         self.publications: PublicationSchedule | None = None
         self._versions: VersionSchedule | None = None
         self._decisions: DecisionKeeper | None = None
-        self._audit = RedisVersions(RedisModel(redis, settings.publish.model)) if redis else None
+        self._settings, self._model = settings, RedisModel(redis, settings.publish.model) if redis else None
+        self._audit = RedisVersions(self._model) if self._model else None
         self._setting = threading.Lock()
         if settings.checkpoint.url:
             kept = settings.checkpoint
@@ -259,7 +262,7 @@ class Coordinator:
         if self._open_shards is None or self.checkpoints is None or self._checkpoint_url is None:
             raise ShardRefused("to change the number of shards, set checkpoint.url and coordinator.address")
         if not self._scaling.acquire(blocking=False):
-            raise ShardRefused("the number of shards is being changed already; retry later", "limit")
+            raise ShardRefused("shards are being changed in number, or ids are being forgotten; retry later", "limit")
         try:
             with self._placing:
                 return self._scale(self._open_shards, self._checkpoint_url, self.checkpoints, addresses)
@@ -295,6 +298,33 @@ class Coordinator:
         )
         vacate(after, left, run)
         return after
+
+    def forget(self, ids: Sequence[tuple[str, str]]) -> Receipt:
+        """Takes the rows of ids, and those of crosses with them, away for good.
+
+        Shards and their backups, the head in Redis with its log, servers that follow it, and a full checkpoint that is
+        taken now are without them afterwards. The receipt tells what is not. It may be repeated, also after an error.
+
+        Args:
+            ids: (feature, id) of each.
+
+        Raises:
+            ShardRefused: there are none or too many, a feature is none that has ids; or rows are being forgotten
+                already, or the number of shards is being changed.
+            ShardError: nothing has been learned yet, or a shard or Redis cannot be reached.
+            CheckpointError: the checkpoint cannot be written.
+        """
+        if not self._scaling.acquire(blocking=False):
+            raise ShardRefused("shards are being changed in number, or ids are being forgotten; retry later", "limit")
+        try:
+            servers = partial(self.members.of, SERVER)
+            forgetting = Forgetting(
+                *(self._controls, self._settings, self.checkpoints, self.publications, self._model), servers, self._now
+            )
+            with _as_shard_error():
+                return forgetting.forget(ids)
+        finally:
+            self._scaling.release()
 
     def _go_by(self, shard_map: ShardMap, controls: Sequence[Control], polled: Sequence[Control]) -> None:
         with self._lock:

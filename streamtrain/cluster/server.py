@@ -71,6 +71,10 @@ class CoordinatorServicer:
         epoch, shards = self._coordinator().scale(list(request.shards))
         return pb.SlotMap(epoch=epoch, shards=shards)
 
+    def forget(self, request: Any) -> Any:
+        receipt = self._coordinator().forget([(one.feature, one.id) for one in request.ids])
+        return pb.Forgotten(receipt=json.dumps(receipt.to_json()))
+
     def verify(self, _: Any) -> Any:
         return pb.Verified(found=json.dumps(self._coordinator().verify().to_json()))
 

@@ -20,6 +20,7 @@ from streamtrain.ps.push import DenseChange, Floats, Push, PushResult, PushStats
 logger = logging.getLogger(__name__)
 
 _SCANNED_ROWS = 1 << 16
+_SCANNED_KEYS = 1 << 17
 
 
 class _PushBarrier:
@@ -82,11 +83,23 @@ class InitialState(NamedTuple):
     statistics: Floats
 
 
-class Replicator(Protocol):
-    """Replicates the pushes of a shard to its backup."""
+class Removal(NamedTuple):
+    """Rows that were taken away.
 
-    def record(self, push: Push) -> None:
-        """Queues a push that has been applied. Called in the order of pushes, while no other push is applied."""
+    Attributes:
+        table: their table.
+        keys: uint64 [n].
+    """
+
+    table: str
+    keys: NDArray[np.uint64]
+
+
+class Replicator(Protocol):
+    """Replicates what happens to a shard to its backup."""
+
+    def record(self, change: Push | Removal) -> None:
+        """Queues a change that has been made. Called in the order of changes, while no other is made."""
 
     def wait_acked(self) -> None:
         """Waits until the backup has applied everything recorded so far; returns at once if there is no backup.
@@ -396,11 +409,52 @@ class Shard:
         Raises:
             ShardRefused: unknown table.
         """
-        names = [settings["name"] for settings in self.spec.tables]
-        if table not in names:
-            raise ShardRefused(f"unknown table {table!r}; the tables are {', '.join(names)}", "mismatch")
-        exists, counts, last_seen = self.tables[names.index(table)].lookup(np.array([key], np.uint64))
+        exists, counts, last_seen = self._table(table).lookup(np.array([key], np.uint64))
         return RowInfo(int(counts[0]), int(last_seen[0])) if exists[0] else None
+
+    def remove(self, table: str, keys: NDArray[np.uint64], *, keep: bool = False) -> NDArray[np.uint64]:
+        """Takes rows away, as if their ids had never been seen; an id that is learned again begins anew.
+
+        Args:
+            table: their table.
+            keys: uint64 [n].
+            keep: tells which there are, and takes none away.
+
+        Returns:
+            The keys of those that there were, uint64 [m].
+
+        Raises:
+            ShardRefused: unknown table.
+            ShardUnavailable: the backup has taken over.
+        """
+        with self._lock:
+            self.check()
+            of_table = self._table(table)
+            there = keys[of_table.lookup(keys)[0]]
+            if keep:
+                return there
+            of_table.remove(there)
+            if self.replicator is not None:
+                self.replicator.record(Removal(table, there))
+        if self.replicator is not None:
+            self.replicator.wait_acked()
+        return there
+
+    def keys(self, table: str, cursor: int) -> tuple[NDArray[np.uint64], int | None]:
+        """Keys of some rows, uint64 [n], from a cursor on, 0 at first; and the next cursor, None at the end.
+
+        Raises:
+            ShardRefused: unknown table.
+        """
+        self.check()
+        after, rows = self._table(table).scan(cursor, _SCANNED_KEYS)
+        return rows.keys.copy(), after
+
+    def _table(self, name: str) -> Table:
+        names = [settings["name"] for settings in self.spec.tables]
+        if name not in names:
+            raise ShardRefused(f"unknown table {name!r}; the tables are {', '.join(names)}", "mismatch")
+        return self.tables[names.index(name)]
 
     def freeze(self, patience: float) -> dict[int, int]:
         """Blocks pushes until `cut`, for at most `patience` seconds; returns the clock."""

@@ -88,10 +88,11 @@ class Publications:
         """The publication that was published last; raises the errors of `publish`."""
         return self._dictionaries.head()
 
-    def publish(self, *, force: bool = False) -> Publication | None:
+    def publish(self, *, force: bool = False, removed: bool = False) -> Publication | None:
         """Publishes what was learned; None: there is nothing new, or the shards have not begun.
 
         Args:
+            removed: rows may have been removed, so there is something new even if nothing was learned.
             force: whatever the gate says of its window, with which later ones are compared then.
 
         Raises:
@@ -110,7 +111,8 @@ class Publications:
         number = self._next(head, statuses)
         write = partial(self._write, statuses, number)
         if head is not None and head.run == statuses[0].run and not self._full:
-            if dict(head.clock) == _earliest([wire.decode_clock(status.clock) for status in statuses]):
+            clock = _earliest([wire.decode_clock(status.clock) for status in statuses])
+            if dict(head.clock) == clock and not removed:
                 return None
             published = self._let_through(head, write, force=force)
             if published is not None:
@@ -391,11 +393,12 @@ class PublicationSchedule:
         except StreamtrainError as exc:
             logger.warning("releasing the lease failed, it will expire: %s", exc)
 
-    def now(self, *, force: bool = False, patience: float = _PATIENCE) -> Publication:
+    def now(self, *, force: bool = False, removed: bool = False, patience: float = _PATIENCE) -> Publication:
         """Publishes what is new, and returns the head. Thread-safe.
 
         Args:
             force: see `Publications.publish`.
+            removed: the same.
             patience: seconds to wait for a publication that is under way.
 
         Raises:
@@ -403,7 +406,7 @@ class PublicationSchedule:
             ShardError: another publication takes too long; or the errors of `Publications.publish`.
         """
         with self.alone(patience):
-            head = self._publish(force=force) or self._publications.head()
+            head = self._publish(force=force, removed=removed) or self._publications.head()
         if head is None:
             raise ShardUnavailable("nothing is published: nothing has been learned yet")
         return head
@@ -490,9 +493,9 @@ class PublicationSchedule:
         with suppress(StreamtrainError):  # which the next publication meets, and logs
             self._publications.renew_lease()
 
-    def _publish(self, *, force: bool = False) -> Publication | None:
+    def _publish(self, *, force: bool = False, removed: bool = False) -> Publication | None:
         try:
-            published = self._publications.publish(force=force)
+            published = self._publications.publish(force=force, removed=removed)
         except GateClosed as exc:
             self._hold(str(exc))
             raise

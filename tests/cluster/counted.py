@@ -7,6 +7,7 @@ and every dense weight the number of samples.
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,9 @@ def stepping(tensorflow: bool) -> tuple[Model, Any, Spec]:
     table = {"name": "ids", **made.schema.tables[0].settings(made.embedding_optimizer, made.seed)}
     dense = made.dense_optimizer.settings()
     spec = Spec(made.schema.fingerprint(), made.seed, made.reduction, (table,), ((DENSE,),), (), dense)
-    return made, CountingStep(), spec
+    weight = {"layer": "dense", "name": "kernel", "is_numbered": False, "inputs": [], "columns": []}
+    about = {**json.loads(json.dumps(made.schema.about())), "weights": [weight], "statistics": []}
+    return made, CountingStep(), replace(spec, about=about)
 
 
 def beginning(tensorflow: bool) -> RunTemplate:

@@ -255,6 +255,17 @@ class Servicer:
         row = self._node.shard.inspect(request.table, request.key)
         return pb.Inspected() if row is None else pb.Inspected(found=True, count=row.learned, last_seen=row.last_seen)
 
+    def remove(self, request: Any) -> Any:
+        """Takes rows away that this shard has."""
+        keys, shard = wire.decode_keys(request.keys), self._node.shard
+        if foreign := int((shards_of(keys, shard.shards) != shard.index).sum()):
+            raise ShardRefused(f"{foreign} of the keys are not of shard {shard.index} of {shard.shards}", "mismatch")
+        return pb.Removed(keys=wire.encode_keys(shard.remove(request.table, keys, keep=request.keep)))
+
+    def keys(self, request: Any) -> Any:
+        keys, after = self._node.shard.keys(request.table, request.cursor)
+        return pb.SomeKeys(keys=wire.encode_keys(keys), next=after)
+
     def sums(self, request: Any) -> Any:
         return self._node.sums(request.number, request.layout)
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamtrain.errors import ShardRefused
 from streamtrain.incarnation import Incarnation
 from streamtrain.model.features import RowType
@@ -73,6 +76,12 @@ class Control(Protocol):
     def inspect(self, table: str, key: int) -> RowInfo | None:
         """See `Shard.inspect`."""
 
+    def remove(self, table: str, keys: NDArray[np.uint64], *, keep: bool = False) -> NDArray[np.uint64]:
+        """See `Shard.remove`."""
+
+    def keys(self, table: str, cursor: int) -> tuple[NDArray[np.uint64], int | None]:
+        """See `Shard.keys`."""
+
     def sums(self, number: int, layout: str) -> Any:
         """See `Node.sums`."""
 
@@ -113,6 +122,12 @@ class LocalControl:
 
     def inspect(self, table: str, key: int) -> RowInfo | None:
         return self._node.shard.inspect(table, key)
+
+    def remove(self, table: str, keys: NDArray[np.uint64], *, keep: bool = False) -> NDArray[np.uint64]:
+        return self._node.shard.remove(table, keys, keep=keep)
+
+    def keys(self, table: str, cursor: int) -> tuple[NDArray[np.uint64], int | None]:
+        return self._node.shard.keys(table, cursor)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ class BackupShard:
                 raise ShardRefused(f"a push of the primary is {outcome.name} here, at {self._shard.clock()}")
         elif record.HasField("rates"):
             self._shard.set_rates(dict(record.rates.rates))
+        elif record.HasField("removed"):
+            self._shard.remove(record.removed.table, wire.decode_keys(record.removed.keys))
         elif record.topic:
             self._shard.adopt(record.topic)
         elif record.in_step:

@@ -14,10 +14,10 @@ import streamtrain.ps.rpc.ps_pb2 as pb
 from streamtrain.errors import ShardUnavailable
 from streamtrain.periodic import FailureLog
 from streamtrain.ps.push import Push
-from streamtrain.ps.replication.state_transfer import Generation, copy_of, push_record, rows_of
+from streamtrain.ps.replication.state_transfer import Change, Generation, change_record, copy_of, rows_of
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import Metadata, is_gone, translated
-from streamtrain.ps.shard import Shard
+from streamtrain.ps.shard import Removal, Shard
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Replication:
         )
         self._follow = channel.stream_stream(f"/{wire.SERVICE}/Follow", response_deserializer=pb.Recorded.FromString)
         self._changed = threading.Condition()
-        self._queue: deque[tuple[int, Push | None]] | None = None  # of the stream that is connected
+        self._queue: deque[tuple[int, Change]] | None = None  # of the stream that is connected
         self._recorded = self._applied = 0  # numbers of the last record, and of the last that the backup has applied
         self._in_step_from: int | None = None  # number of the record that says so
         self._call: Any = None
@@ -124,14 +124,14 @@ class Replication:
             if self._call is not None:
                 self._call.cancel()
 
-    def record(self, push: Push) -> None:
+    def record(self, change: Push | Removal) -> None:
         with self._changed:
-            self._put(push)
+            self._put(change)
 
-    def _put(self, push: Push | None) -> None:
+    def _put(self, change: Change) -> None:
         if self._queue is not None:
             self._recorded += 1
-            self._queue.append((self._recorded, push))
+            self._queue.append((self._recorded, change))
             self._changed.notify_all()
 
     def wait_acked(self) -> None:
@@ -240,7 +240,7 @@ class Replication:
 
     def _records(self) -> Iterator[bytes]:
         """What the backup is sent; read by a thread of gRPC, which drops it when the stream ends."""
-        queue: deque[tuple[int, Push | None]] = deque()
+        queue: deque[tuple[int, Change]] = deque()
         with self._shard.paused():
             with self._changed:
                 if self.state is not State.COPYING or self._queue is not None:  # the stream has ended already
@@ -255,7 +255,7 @@ class Replication:
                 with self._shard.paused():  # what is read follows on exactly the pushes that were recorded before
                     before = self._taken(queue)
                     cursor, rows = table.scan(cursor, _ROWS)
-                yield from (push_record(*one) for one in before)
+                yield from (change_record(*one) for one in before)
                 yield rows_of(t, rows)
         with self._changed:
             before = self._taken(queue)
@@ -263,12 +263,12 @@ class Replication:
             number = self._recorded
             if self._queue is queue:
                 self._in_step_from = number
-        yield from (push_record(*one) for one in before)
+        yield from (change_record(*one) for one in before)
         yield wire.frame(pb.Record(number=number, in_step=True), [])
         while True:
             yield from self._next(queue)
 
-    def _next(self, queue: deque[tuple[int, Push | None]]) -> list[bytes]:
+    def _next(self, queue: deque[tuple[int, Change]]) -> list[bytes]:
         """What was recorded; or that the primary is alive, once it has been silent for a while."""
         with self._changed:
             if not queue:
@@ -283,9 +283,9 @@ class Replication:
         if self._rates != (rates := self._shard.spec.rates):
             self._rates = rates
             adopted.append(wire.frame(pb.Record(rates=pb.SetRatesRequest(rates=rates)), []))
-        return [*adopted, *(push_record(*one) for one in before)] or [_BEAT]
+        return [*adopted, *(change_record(*one) for one in before)] or [_BEAT]
 
-    def _taken(self, queue: deque[tuple[int, Push | None]]) -> list[tuple[int, Push | None]]:
+    def _taken(self, queue: deque[tuple[int, Change]]) -> list[tuple[int, Change]]:
         with self._changed:
             taken = [*queue]
             queue.clear()

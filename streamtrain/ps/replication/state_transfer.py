@@ -10,7 +10,7 @@ from streamtrain.errors import ShardRefused
 from streamtrain.model.spec import Spec, shard_slice
 from streamtrain.ps.push import Push
 from streamtrain.ps.rpc import wire
-from streamtrain.ps.shard import InitialState, Run, Shard
+from streamtrain.ps.shard import InitialState, Removal, Run, Shard
 
 
 class Generation(NamedTuple):
@@ -113,12 +113,18 @@ def load_rows(shard: Shard, given: Any, bulk: memoryview) -> None:
     table.load(keys, embeddings, state, counts, seen)
 
 
-def push_record(number: int, push: Push | None) -> bytes:
-    """A push as a record; None: one that says nothing, but is answered."""
+Change = Push | Removal | None
+"""What a record says; None: nothing, but it is answered."""
+
+
+def change_record(number: int, change: Change) -> bytes:
+    """A change as a record."""
     record = pb.Record(number=number)
-    if push is None:
-        return wire.frame(record, [])
-    return wire.frame(record, wire.encode_push(push, record.push, "float32"))
+    if isinstance(change, Push):
+        return wire.frame(record, wire.encode_push(change, record.push, "float32"))
+    if change is not None:
+        record.removed.table, record.removed.keys = change.table, wire.encode_keys(change.keys)
+    return wire.frame(record, [])
 
 
 def push_of(given: Any, bulk: memoryview, shard: Shard) -> Push:

@@ -265,6 +265,14 @@ class RemoteControl:
     def apply(self) -> None:
         self._stub.call("Apply", pb.ApplyRequest(), timeout=None)
 
+    def remove(self, table: str, keys: NDArray[np.uint64], *, keep: bool = False) -> NDArray[np.uint64]:
+        request = pb.RemoveRequest(table=table, keys=wire.encode_keys(keys), keep=keep)
+        return wire.decode_keys(self._stub.call("Remove", request, timeout=None).keys)
+
+    def keys(self, table: str, cursor: int) -> tuple[NDArray[np.uint64], int | None]:
+        answer = self._stub.call("Keys", pb.KeysRequest(table=table, cursor=cursor))
+        return wire.decode_keys(answer.keys), answer.next if answer.HasField("next") else None
+
     def inspect(self, table: str, key: int) -> RowInfo | None:
         answer = self._stub.call("Inspect", pb.InspectRequest(table=table, key=key))
         return RowInfo(answer.count, answer.last_seen) if answer.found else None

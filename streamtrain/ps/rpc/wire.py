@@ -156,6 +156,18 @@ def _encode_floats(arrays: Iterable[Floats], dtype: RowType) -> list[Array]:
     return [narrow(np.ascontiguousarray(one).reshape(-1), dtype) for one in arrays]
 
 
+def encode_keys(keys: NDArray[np.uint64]) -> bytes:
+    """Encodes keys, uint64 [n]."""
+    return keys.astype("<u8", copy=False).tobytes()
+
+
+def decode_keys(data: bytes) -> NDArray[np.uint64]:
+    """The inverse of `encode_keys`; raises ShardRefused if it is no array of keys."""
+    if len(data) % 8:
+        raise ShardRefused(f"{len(data)} bytes are not an array of keys")
+    return np.frombuffer(data, "<u8").astype(np.uint64, copy=False)
+
+
 def encode_positions(
     clock: Clock,
     watermarks: Mapping[int, float] = {},

@@ -26,6 +26,7 @@ from streamtrain.store.redis.scripts import (
     RENEW,
     RESTORE,
     STATE,
+    TRIM,
     VOUCH,
     script_keys,
 )
@@ -121,6 +122,10 @@ class RedisModel:
     def run(self, script: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Any:
         every = [*script_keys(self.keys), *keys]
         return self.server.call("EVAL", script, len(every), *every, *arguments)
+
+    def trim_log(self) -> None:
+        """Has the log keep no publication but the last; a server that follows and lags loads the head again."""
+        self.run(TRIM)
 
     def run_replicated(self, seconds: float, script: str, *arguments: Any) -> tuple[Any, int]:
         """Runs a script; returns its reply and how many replicas acknowledged it within `seconds` (0: not asked)."""

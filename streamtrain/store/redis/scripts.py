@@ -246,6 +246,13 @@ if redis.call('ZCARD', steps) > 1 then redis.call('XTRIM', log, 'MINID', '=', fi
 return {{'committed', ARGV[1]}}
 """
 
+# Has the log begin with the last commit but one, so that it has the changes of the last one only.
+TRIM = f"""{_SMALL}
+redis.call('ZREMRANGEBYRANK', steps, 0, -3)
+local kept = redis.call('ZRANGE', steps, 0, 0)
+if redis.call('ZCARD', steps) > 1 then redis.call('XTRIM', log, 'MINID', '=', string.match(kept[1], '(.*):')) end
+"""
+
 # KEYS: further weights and sums of the dictionary. ARGV: dictionary, version, manifest, who, why. Answers whether the
 # version is there now.
 ADD_VERSION = f"""{_WRITE}

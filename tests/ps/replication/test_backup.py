@@ -20,7 +20,7 @@ from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.nodes.shards import RunTemplate
 from streamtrain.ps.push import DenseChange, Push, RowUpdate
 from streamtrain.ps.replication.primary import State
-from streamtrain.ps.replication.state_transfer import Generation, copy_of, push_record, rows_of
+from streamtrain.ps.replication.state_transfer import Generation, change_record, copy_of, rows_of
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import RemoteControl
 from streamtrain.ps.shard import InitialState, Run, Shard
@@ -110,6 +110,8 @@ def test_all_is_equal_to_the_bit_though_it_was_pushed_to_while_it_was_copied() -
             rng, at = np.random.default_rng(partition), 0
             while not stop.is_set():
                 assert shard.push(any_push(rng, partition, at)).outcome is PushOutcome.APPLIED
+                if at % 5 == 0:
+                    shard.remove(BIG.tables[at % 2]["name"], rng.integers(1, 20_000, 100).astype(np.uint64))
                 at += 1
             return at
 
@@ -187,7 +189,7 @@ def test_damaged_records_are_refused() -> None:
     other = copy_of(new_shard(1, 2), Generation(1, 1))
     rows = rows_of(0, new_shard(0, 1).tables[0].scan(0, 10)[1])
     no_table = wire.frame(pb.Record(rows=pb.CopiedRows(table=7, rows=0)), [])
-    late = push_record(1, pushes(LOG, [Span(0, 3, 4)], 1)[0])
+    late = change_record(1, pushes(LOG, [Span(0, 3, 4)], 1)[0])
     copy, bulk = wire.unframe(pb.Record, copied)
     copy.copy.admission.append(3)
     for records, why in (
