@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,12 +43,14 @@ from streamtrain.service.start_tensorflow import load_tensorflow
 from streamtrain.shutdown import stop_on_signals
 
 if TYPE_CHECKING:
+    from streamtrain.cluster.client import CoordinatorClient
     from streamtrain.service.preload import Preloader
     from streamtrain.settings.load import Settings
 
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _POLL_SECONDS = 0.5
+_STEP_SECONDS = 0.2
 _ERROR = "streamtrain: "
 
 
@@ -124,9 +126,10 @@ def up(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
                 supervisor.stop()
 
 
-def scale(
+def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
     ps: Annotated[str, typer.Option(metavar="N|ADDRESSES", help="Number of shards; or all addresses: host:port,…")],
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="Deadline, where addresses are given.")] = "10m",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would take, and change nothing.")] = False,
     json: Json = False,
     config: Config = None,
     setting: Setting = None,
@@ -135,11 +138,27 @@ def scale(
 
     A service that up runs starts and ends shards itself: give their number. Elsewhere, start new ones with ps --spare
     first, and give the addresses of all shards that are to hold the rows. Those that are left out hold none afterwards.
+    On a terminal, each step is printed.
 
-    As JSON: shards, the addresses.
+    As JSON: shards, the addresses; of a dry run: shards, next, rows, bytes, bytes_each, bytes_meanwhile.
     """
+    from streamtrain.ps.nodes.topology import Cluster
+
     settings = read_client_settings(config, setting, {})
-    if ps.isdecimal():
+    addresses = () if ps.isdecimal() else Cluster.of_addresses(ps).ps
+    if dry_run:
+        _show_estimate(settings, len(addresses) or int(ps), json=json)
+        return
+    with _showing_steps(settings) if sys.stderr.isatty() else nullcontext():
+        shards = _scale(settings, addresses, ps, parse_duration(timeout, "--timeout"))
+    if json:
+        print_json({"shards": shards})
+    else:
+        typer.echo(f"{len(shards)} shards: {', '.join(shards)}")
+
+
+def _scale(settings: "Settings", addresses: Sequence[str], ps: str, seconds: float) -> list[str]:
+    if not addresses:
         from streamtrain.service.scaling import ask
 
         service = find_service(Path(settings.up.data))
@@ -147,20 +166,59 @@ def scale(
             raise ConfigError(
                 f"no service of up runs in {settings.up.data}: set --set up.data=…, or give the addresses of all shards"
             )
-        shards = ask(service, int(ps))
-    else:
-        from streamtrain.cluster.client import CoordinatorClient
-        from streamtrain.ps.nodes.topology import Cluster
+        return ask(service, int(ps))
+    with _coordinator(settings) as client:
+        return list(client.scale(addresses, timeout=seconds).shards)
 
-        addresses, seconds = Cluster.of_addresses(ps).ps, parse_duration(timeout, "--timeout")
-        if settings.coordinator.address is None:
-            raise ConfigError("coordinator.address is not set: it is the coordinator that changes the number of shards")
-        with CoordinatorClient.from_settings(settings) as client:
-            shards = list(client.scale(addresses, timeout=seconds).shards)
+
+def _coordinator(settings: "Settings") -> "CoordinatorClient":
+    from streamtrain.cluster.client import CoordinatorClient
+
+    if settings.coordinator.address is None:
+        raise ConfigError("coordinator.address is not set: it is the coordinator that changes the number of shards")
+    return CoordinatorClient.from_settings(settings)
+
+
+def _show_estimate(settings: "Settings", count: int, *, json: bool) -> None:
+    from streamtrain.cluster.scaling import MOST_SHARDS, Estimate
+
+    if not 1 <= count <= MOST_SHARDS:
+        raise ConfigError(f"--ps must be 1 to {MOST_SHARDS} shards, not {count}")
+    with _coordinator(settings) as client:
+        found = Estimate.of(client.status(), count)
     if json:
-        print_json({"shards": shards})
-    else:
-        typer.echo(f"{len(shards)} shards: {', '.join(shards)}")
+        print_json(found._asdict())
+        return
+    megabytes = {name: f"{of / 1e6:,.1f} MB" for name, of in found._asdict().items()}
+    typer.echo(f"{found.shards} shards hold {found.rows:,} rows, {megabytes['bytes']}")
+    typer.echo(f"{count} shards would hold {found.rows // count:,} rows each, {megabytes['bytes_each']}")
+    typer.echo(f"until they do, a shard that stays needs up to {megabytes['bytes_meanwhile']}")
+
+
+@contextmanager
+def _showing_steps(settings: "Settings") -> Iterator[None]:
+    """Prints the steps of a change of shards, until the block ends."""
+    from streamtrain.cluster.scaling import STEPS
+
+    ended = threading.Event()
+
+    def show() -> None:
+        shown = None
+        with suppress(ConfigError), _coordinator(settings) as client:
+            while not ended.wait(_STEP_SECONDS):
+                with suppress(StreamtrainError):
+                    scaling = client.status().get("scaling")
+                    if scaling and scaling["step"] != shown:
+                        shown = scaling["step"]
+                        typer.echo(f"{STEPS.get(shown, shown)} …", err=True)
+
+    thread = threading.Thread(target=show, name="steps", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _check_model(settings: "Settings") -> None:

@@ -27,6 +27,7 @@ from streamtrain.cluster.rates import RateChange, change_rates, rates_to_json
 from streamtrain.cluster.scaling import (
     HOLD,
     OpenShards,
+    Progress,
     check_next,
     forget_ahead,
     place_all,
@@ -105,6 +106,7 @@ class Coordinator:
         self._controls, self._polled = [*controls], [*polled]
         self._open_shards, self._strays = open_shards, list[str]()
         self._scaling, self._placing = threading.Lock(), threading.Lock()  # who changes the map; who gives places
+        self._progress: Progress | None = None
         self._told: set[int] = set()  # shards that have their places from here
         self.checkpoints: CheckpointSchedule | None = None
         self.publications: PublicationSchedule | None = None
@@ -277,10 +279,14 @@ class Coordinator:
             return before
         opened = open_shards(addresses)
         run = check_next(before, addresses, opened.controls)
-        checkpoints.now()
-        read_ahead(opened.controls)
         try:
+            self._step(addresses, "checkpoint")
+            checkpoints.now()
+            self._step(addresses, "rows")
+            read_ahead(opened.controls)
+            self._step(addresses, "publication")
             with self.publications.hand_over(_PUBLISHING_SECONDS) if self.publications else nullcontext("") as head:
+                self._step(addresses, "switch")
                 began = time.monotonic()
                 with checkpoints.held(HOLD):
                     after = next_shard_map(url, addresses)
@@ -292,12 +298,17 @@ class Coordinator:
             for control in opened.controls:
                 forget_ahead(control)
             raise
+        finally:
+            self._progress = None
         logger.info(
             "%d shards instead of %d by map %d; pushes were held back for %.2f s at most",
             *(len(after.shards), len(before.shards), after.epoch, paused),
         )
         vacate(after, left, run)
         return after
+
+    def _step(self, addresses: Sequence[str], step: str) -> None:
+        self._progress = Progress(len(addresses), step, self._now())
 
     def forget(self, ids: Sequence[tuple[str, str]]) -> Receipt:
         """Takes the rows of ids, and those of crosses with them, away for good.
@@ -358,6 +369,7 @@ class Coordinator:
             "time": self._now(),
             "run": ready[0].run if ready else None,
             "slots": self.shard_map._asdict(),
+            "scaling": progress._asdict() if (progress := self._progress) else None,
             "figures": self.quality.figures(),
             "samples": samples_of(ready),
             "samples_per_s": self._rate(),

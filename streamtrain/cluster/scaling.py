@@ -11,12 +11,12 @@ shards know: so what they publish first need not be everything.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from streamtrain.errors import CheckpointError, ShardError, ShardRefused
+from streamtrain.errors import CheckpointError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.ps.nodes.shards import Control
 from streamtrain.ps.nodes.topology import ShardMap
 from streamtrain.ps.rpc.control import Retry, patiently
@@ -37,6 +37,65 @@ class OpenedShards(NamedTuple):
 
     controls: list[Control]
     polled: list[Control]
+
+
+class Progress(NamedTuple):
+    """A change of shards that is under way.
+
+    Attributes:
+        shards: how many there are to be.
+        step: one of `STEPS`.
+        since: seconds since the epoch at which the step began.
+    """
+
+    shards: int
+    step: str
+    since: float
+
+
+STEPS = {
+    "checkpoint": "taking a checkpoint",
+    "rows": "the next shards read their rows from it",
+    "publication": "waiting for the publication under way",
+    "switch": "pushes are held back, and the shards change",
+}
+"""What happens one after another, for people."""
+
+
+class Estimate(NamedTuple):
+    """What a change of shards would be like, if rows are spread as evenly as hashes are.
+
+    Attributes:
+        shards: how many there are.
+        next: how many there are to be.
+        rows: of all shards.
+        bytes: of all shards.
+        bytes_each: of each of the next shards.
+        bytes_meanwhile: that a shard needs which stays, until it has changed.
+    """
+
+    shards: int
+    next: int
+    rows: int
+    bytes: int
+    bytes_each: int
+    bytes_meanwhile: int
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any], count: int) -> "Estimate":
+        """From the status of a cluster.
+
+        Raises:
+            ShardUnavailable: a shard does not answer, or has not begun.
+        """
+        shards = status["shards"]
+        if away := [one["address"] for one in shards if one["state"] != "ready"]:
+            raise ShardUnavailable(f"{', '.join(away)}: not ready, so its rows are not known; retry later")
+        rows = sum(sum(one["rows"].values()) for one in shards)
+        total = sum(one["bytes"] for one in shards)
+        return cls(
+            len(shards), count, rows, total, total // count, max(one["bytes"] for one in shards) + total // count
+        )
 
 
 MOST_SHARDS = 1024

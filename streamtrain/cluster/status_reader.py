@@ -111,6 +111,7 @@ class StatusReader:
             "time": time.time(),
             "run": ready[0].run if ready else None,
             "slots": None,
+            "scaling": None,
             "figures": None,
             "samples": samples_of(ready),
             "samples_per_s": self._rate(samples_of(ready)),

@@ -82,6 +82,19 @@ def test_shards_are_asked_while_the_coordinator_is_away() -> None:
         assert "no shard answers, of " in refused("status", *addresses(cluster))
 
 
+def test_what_other_shards_would_take(cluster: Coordinated) -> None:
+    cluster.status(lambda found: found["samples"])
+    shown = run("scale", "--ps", "3", "--dry-run", *asking(cluster)).stdout
+    assert "2 shards hold 9 rows" in shown
+    assert "3 shards would hold 3 rows each" in shown
+    found = told("scale", "--ps", "a:1,b:2,c:3", "--dry-run", *asking(cluster))
+    assert (found["shards"], found["next"], found["rows"]) == (2, 3, 9)
+    assert found["bytes_each"] < found["bytes_meanwhile"]
+    assert "--ps must be 1 to 1024 shards, not 0" in refused(
+        "scale", "--ps", "0", "--dry-run", *asking(cluster), code=2
+    )
+
+
 def test_a_token_is_needed() -> None:
     with Coordinated(security__token="secret") as cluster:
         assert "token" in refused("status", *asking(cluster))

@@ -1,10 +1,12 @@
 """The coordinator as it is asked over gRPC, of real shards in this process."""
 
+import io
 import json
 import logging
 import re
 import threading
 import urllib.request
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import pytest
 import streamtrain.cluster.coordinator_pb2 as pb
 
 from streamtrain._core import shards_of
+from streamtrain.cli.up import _showing_steps
+from streamtrain.cluster import coordinator as coordination
 from streamtrain.cluster import members
 from streamtrain.cluster.client import SERVICE, Heartbeat
+from streamtrain.cluster.scaling import STEPS, Estimate
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ConfigError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.store.checkpoint.epochs import Epochs
@@ -252,6 +257,44 @@ def test_processes_outlive_the_coordinator(caplog: pytest.LogCaptureFixture) -> 
             assert names(cluster.status(lambda found: names(found) == ["w"])) == ["w"]
             until(lambda: said("the coordinator is reachable again"), PATIENCE)
         assert said("the coordinator is unreachable") == said("the coordinator is reachable again") == 1
+
+
+def test_each_step_of_a_change_of_shards_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    shown = io.StringIO()
+
+    def watch(name: str) -> None:
+        do = getattr(coordination, name)
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            seen.append(cluster.client().status()["scaling"])
+            until(lambda: STEPS[seen[-1]["step"]] in shown.getvalue(), PATIENCE)
+            return do(*arguments, **options)
+
+        monkeypatch.setattr(coordination, name, watched)
+
+    with Coordinated(tmp_path) as cluster:
+        cluster.learn()
+        assert cluster.client().status()["scaling"] is None
+        watch("read_ahead")
+        watch("next_shard_map")
+        with redirect_stderr(shown), _showing_steps(cluster.settings):
+            cluster.client().scale(cluster.addresses[::-1])
+        assert [(one["shards"], one["step"]) for one in seen] == [(2, "rows"), (2, "switch")]
+        assert cluster.client().status()["scaling"] is None
+        with pytest.raises(ShardRefused, match="named twice"):
+            cluster.client().scale(cluster.addresses[:1] * 2)
+        assert cluster.client().status()["scaling"] is None
+
+
+def test_what_a_change_of_shards_takes_is_estimated() -> None:
+    shards = [
+        {"state": "ready", "rows": {"a": 30, "b": 10}, "bytes": 1000},
+        {"state": "ready", "rows": {"a": 20}, "bytes": 800},
+    ]
+    assert Estimate.of({"shards": shards}, 4) == (2, 4, 60, 1800, 450, 1450)
+    with pytest.raises(ShardUnavailable, match="c:1: not ready"):
+        Estimate.of({"shards": [*shards, {"state": "away", "address": "c:1"}]}, 4)
 
 
 def test_whoever_goes_by_an_old_slot_map_is_told(tmp_path: Path) -> None:
