@@ -17,8 +17,9 @@ fork: `streamtrain up` runs with two shards of these rows, and is forked with a 
 for how long training is paused, and how long it takes until the fork's `up` serves.
 
 scale: `streamtrain up` runs with two shards of these rows and learns 2,000 samples a second, while their number goes to
-4, 3 and 2: how long `scale` takes, for how long pushes are held back, and the memory of all shards at most, relative to
-that before. Beside it, how long the service takes to serve when it is stopped and started with another number.
+4, 3 and 2: how long `scale` takes, for how long pushes are held back, the longest time between two publications
+meanwhile and in the ten seconds after it, and the memory of all shards at most, relative to that before. Beside it, how
+long the service takes to serve when it is stopped and started with another number.
 
 Rows have 16 floats. Prints a line of JSON.
 """
@@ -35,8 +36,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,15 @@ from numpy.typing import NDArray
 from streamtrain._core import shards_of
 from streamtrain.address import free_port
 from streamtrain.checkpoint.shard_state import source_shards
+from streamtrain.cluster.client import CoordinatorClient
+from streamtrain.errors import ShardError
 from streamtrain.model.loader import load_model
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Span
 from streamtrain.ps.push import Push, RowUpdate
 from streamtrain.ps.shard import Shard
+from streamtrain.service.service_file import find_service
+from streamtrain.settings.load import load_settings
 
 DIM = 16
 BATCH_ROWS = 8_000
@@ -317,32 +323,48 @@ def scale(args: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 def _scale(place: Path, shards: int) -> dict[str, Any]:
     time.sleep(10)  # of learning since the last one
-    with _memory_of("streamtrain ps") as memory:
-        before, began = memory[0], time.monotonic()
+    service = find_service(place / ".streamtrain")
+    assert service
+    with (
+        CoordinatorClient.from_settings(load_settings(service.path)) as client,
+        _sampled(lambda: _memory_of("streamtrain ps")) as memory,
+        _sampled(lambda: client.status()["publication"]["number"]) as published,
+    ):
+        before, began = memory[0][1], time.monotonic()
         command = [sys.executable, "-m", "streamtrain", "scale", "--ps", str(shards)]
         subprocess.run(command, cwd=place, check=True, capture_output=True)
         took = time.monotonic() - began
+        time.sleep(10)  # until predictions are those of the next shards
     held = float(_HELD.findall((place / "log").read_text())[-1])
-    return {"to": shards, "s": round(took, 2), "held_s": held, "memory": round(max(memory) / before, 2)}
+    changes = [at for (_, was), (at, number) in pairwise(published) if number != was]
+    return {
+        "to": shards,
+        "s": round(took, 2),
+        "held_s": held,
+        "memory": round(max(of for _, of in memory) / before, 2),
+        "between_publications_s": round(max((b - a for a, b in pairwise(changes)), default=0.0), 2),
+    }
+
+
+def _memory_of(words: str) -> int:
+    """Bytes of all processes with these words in their command."""
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if words in (process / "cmdline").read_text().replace("\0", " "):
+                total += int((process / "statm").read_text().split()[1]) * PAGE
+    return total
 
 
 @contextmanager
-def _memory_of(words: str) -> Iterator[list[int]]:
-    """Bytes of all processes with these words in their command, over time, until the block ends."""
-
-    def measure() -> int:
-        total = 0
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if words in (process / "cmdline").read_text().replace("\0", " "):
-                    total += int((process / "statm").read_text().split()[1]) * PAGE
-        return total
-
-    found, ended = [measure()], threading.Event()
+def _sampled(measure: Callable[[], int]) -> Iterator[list[tuple[float, int]]]:
+    """Seconds and what is measured then, over time, until the block ends."""
+    found, ended = [(time.monotonic(), measure())], threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.1):
-            found.append(measure())
+            with suppress(ShardError):  # which is measured again
+                found.append((time.monotonic(), measure()))
 
     thread = threading.Thread(target=watch)
     thread.start()
