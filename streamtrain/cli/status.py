@@ -118,7 +118,7 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
         yield f"set, instead of the model file's: {', '.join(changed)}"
     if figures := format_figures(status["figures"] or {}):
         yield figures
-    if scaling := status["scaling"]:
+    if scaling := status.get("scaling"):
         span = format_span(status["time"] - scaling["since"])
         yield f"{len(status['shards'])} shards become {scaling['shards']}: {scaling['step']}, for {span}"
 

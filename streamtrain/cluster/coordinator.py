@@ -26,6 +26,7 @@ from streamtrain.cluster.quality import ProbePublisher, QualityAggregator
 from streamtrain.cluster.rates import RateChange, change_rates, rates_to_json
 from streamtrain.cluster.scaling import (
     HOLD,
+    MOST_SHARDS,
     OpenShards,
     Progress,
     check_next,
@@ -135,7 +136,7 @@ class Coordinator:
         self._point_due = 0.0
         self._lock = threading.Lock()
         self._checkpoint_url = settings.checkpoint.url
-        self._pool = ThreadPoolExecutor(max(len(controls), 1), "polls")
+        self._pool = ThreadPoolExecutor(MOST_SHARDS, "polls")  # of which there are as many as are needed at once
         backoff = Backoff(_POLL_EVERY, _POLL_EVERY)
         self._task = PeriodicTask("coordinator", self._poll, _POLL_EVERY, subject="polling shards", backoff=backoff)
 

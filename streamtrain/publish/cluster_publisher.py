@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _ROOM = 2  # a full publication lays tables out for this multiple of their rows
 _MIN_ROWS = 10_000
+_MOST_CALLS = 256  # of shards at once
 _COUNT_SECONDS = 10.0  # between two counts of the rows in Redis, at least
 
 
@@ -68,7 +69,7 @@ class Publications:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._controls = controls
-        self._pool = ThreadPoolExecutor(max(len(controls), 1), "publish")
+        self._pool = ThreadPoolExecutor(_MOST_CALLS, "publish")  # of which there are as many as are needed at once
         self._dictionaries = dictionaries
         self._model = model
         self._dtype = dtype
@@ -268,7 +269,8 @@ class Publications:
         """Writes all parts and commits them; None: a full publication is needed instead."""
         layout = self._begin(statuses) if full else None
         text = layout.to_json() if layout else ""
-        if self._bad is not None:  # alone and first: if it is still bad, what the others would write is useless
+        # Alone and first: if it is still bad, what the others would write is useless. Shards may be fewer by now.
+        if self._bad is not None and self._bad < len(self._controls):
             self._check_finite(number, [self._controls[self._bad].publish(number, text, self._generation)])
         answers = self._check_finite(number, self._ask(lambda control: control.publish(number, text, self._generation)))
         for answer in answers:

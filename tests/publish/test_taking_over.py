@@ -12,6 +12,7 @@ from streamtrain._core import shards_of
 from streamtrain.checkpoint.cluster_checkpoint import Checkpointer
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
 from streamtrain.embedded.valkey import Valkey
+from streamtrain.errors import GateClosed
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Async
@@ -188,6 +189,25 @@ def test_a_part_that_was_not_committed_comes_again(moving: Moving) -> None:
         assert "part" in json.loads(node.publish(3, ""))
     moving.learn(1)
     assert moving.publish() == dictionary
+    moving.assert_published()
+
+
+def test_a_shard_that_was_held_back_may_be_gone(moving: Moving) -> None:
+    """Its index is none any more."""
+    moving.learn(300)
+    publications, table = moving.publications, moving.nodes[1].shard.tables[0]
+    moving.publish()
+    moving.checkpointer.take()
+    nodes = moving.read_ahead(0)
+    keys, ones = table.scan(0, 1)[1].keys.copy(), np.ones(1, np.uint32)
+    moving.learn(1)
+    table.push(keys, np.full((1, 1), 2.0**50, np.float32), ones, ones, 3e38)
+    with pytest.raises(GateClosed, match="shard 1 has 1 rows of table ids"):
+        publications.publish()
+    table.remove(keys)
+    moving.move(nodes, head="")
+    publications._controls[:] = [LocalControl(node) for node in moving.nodes]  # type: ignore[index]
+    assert publications.publish() is not None
     moving.assert_published()
 
 
