@@ -129,7 +129,7 @@ def changed(names: dict[str, Any]) -> None:
 def forgotten(names: dict[str, Any]) -> None:
     assert not (names["known"] == names["unborn"]).any()
     assert (names["forgotten"] == names["unborn"]).all()
-    assert names["learner"].rows["user"] == 1
+    assert names["learner"].rows["user"] == 0
 
 
 MIGRATED: list[Callable[[dict[str, Any]], bool]] = [
