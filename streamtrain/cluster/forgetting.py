@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from streamtrain.address import redacted
 from streamtrain.checkpoint.cluster_checkpoint import CheckpointSchedule
 from streamtrain.cluster.members import Member
 from streamtrain.errors import GateClosed, ShardUnavailable
@@ -92,7 +93,7 @@ class Forgetting:
         servers = self._await_servers(number) if number is not None else {}
         wanted = {table: np.union1d(sought.keys.get(table, of), of) for table, of in gone.items()}
         again = {table: len(remove(self.controls, table, keys, keep=True)) for table, keys in wanted.items()}
-        remains += [*self._checkpoints_with(epoch), *self._versions_with(wanted), *self._topics()]
+        remains += [*self._checkpoints_with(epoch), *self._versions_with(sought, wanted), *self._topics()]
         rows = {table: len(keys) for table, keys in gone.items()}
         counts = len(ids), sum(rows.values()), sum(again.values())
         logger.info("ids forgotten: %d; rows deleted: %d; rows there again: %d", *counts)  # never which ids
@@ -129,11 +130,12 @@ class Forgetting:
         older = [one for one in Epochs(url).numbers() if one < epoch]
         if older:
             until = f"{keep} later ones are written (checkpoint.keep), or you delete them"
-            yield Remaining(f"checkpoints at {url}", f"epochs {', '.join(map(str, older))}", until)
+            yield Remaining(f"checkpoints at {redacted(url)}", f"epochs {', '.join(map(str, older))}", until)
 
-    def _versions_with(self, keys: Mapping[str, Keys]) -> Iterator[Remaining]:
+    def _versions_with(self, sought: Sought, keys: Mapping[str, Keys]) -> Iterator[Remaining]:
         if self.model is None:
             return
+        least = "at least " if sought.crossed else ""  # of crosses, only those rows are known that shards still had
         versions = RedisVersions(self.model)
         for version in versions.all():
             found = versions.find(version.version or 0)
@@ -144,7 +146,9 @@ class Forgetting:
             if count := sum(int(is_there.sum()) for _, is_there in there.values()):
                 where = f"version {version.version} in Redis, and servers that serve it"
                 keep = self.settings.publish.keep
-                yield Remaining(where, f"{count} rows", f"no label names it and {keep} later ones exist (publish.keep)")
+                yield Remaining(
+                    where, f"{least}{count} rows", f"no label names it and {keep} later ones exist (publish.keep)"
+                )
 
     def _topics(self) -> Iterator[Remaining]:
         if self.settings.stream.url is not None:

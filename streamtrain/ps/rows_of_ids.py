@@ -89,7 +89,7 @@ class Sought(NamedTuple):
 
         Args:
             spec: of the model.
-            ids: (feature, id) of each; of all features that read the same field.
+            ids: (feature, id) of each; the id is also that of other features that read the same field or share a table.
 
         Raises:
             ShardRefused: there are none or too many, or a feature is none that has ids.
@@ -104,8 +104,7 @@ class Sought(NamedTuple):
                     f"the model has no categorical feature {feature!r}; it has {', '.join(features) or 'none'}",
                     "mismatch",
                 )
-            same_field = (of.table for of in features.values() if of.field == features[feature].field)
-            for table in dict.fromkeys(same_field):
+            for table in _tables_with(features, feature):
                 keys.setdefault(table, []).append(hash_bytes(one.encode()))
         found = {table: np.unique(np.array(of, np.uint64)) for table, of in keys.items()}
         crossed = [
@@ -140,6 +139,20 @@ def _categoricals_of(spec: Spec) -> dict[str, _Categorical]:
         for name, of in features.items()
         if of["type"] == "Categorical"
     }
+
+
+def _tables_with(features: Mapping[str, _Categorical], name: str) -> list[str]:
+    """The tables in which an id of a feature may have a row.
+
+    Features that read one field have the same ids, and so do those of one table.
+    """
+    found = [features[name]]
+    while True:
+        fields, tables = {of.field for of in found}, {of.table for of in found}
+        more = [of for of in features.values() if of.field in fields or of.table in tables]
+        if len(more) == len(found):
+            return list(dict.fromkeys(of.table for of in more))
+        found = more
 
 
 def _crosses_of(spec: Spec) -> list[tuple[str, tuple[str, ...]]]:
