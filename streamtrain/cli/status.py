@@ -302,6 +302,10 @@ def _parse_id(text: str) -> tuple[str, str]:
     feature, separator, one = text.partition("=")
     if not feature or not separator:
         raise ConfigError(f"{text!r} is no FEATURE=ID, such as user=u1")
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"{text!r} is not UTF-8, as all ids are") from exc
     return feature, one
 
 

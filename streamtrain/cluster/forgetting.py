@@ -92,7 +92,7 @@ class Forgetting:
         number = self._publish(remains)
         servers = self._await_servers(number) if number is not None else {}
         wanted = {table: np.union1d(sought.keys.get(table, of), of) for table, of in gone.items()}
-        again = {table: len(remove(self.controls, table, keys, keep=True)) for table, keys in wanted.items()}
+        again = {table: len(remove(self.controls, table, keys, dry_run=True)) for table, keys in wanted.items()}
         remains += [*self._checkpoints_with(epoch), *self._versions_with(sought, wanted), *self._topics()]
         rows = {table: len(keys) for table, keys in gone.items()}
         counts = len(ids), sum(rows.values()), sum(again.values())

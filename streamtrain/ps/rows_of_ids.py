@@ -24,7 +24,7 @@ MOST_IDS = 1000
 
 _NONE = np.empty(0, np.uint64)
 _MOST_COMBINED = 3  # features of a cross
-_MOST_COMBINATIONS = 1 << 28  # of a cross: minutes
+_MOST_COMBINATIONS = 1 << 28  # at once, of all ids and crosses: minutes
 _TOGETHER = 1 << 16  # combinations, while a shard looks for which no push is applied: milliseconds
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
@@ -35,7 +35,7 @@ _P1, _P2, _P3, _P4, _P5 = (
 class HoldsRows(Protocol):
     """A shard, or the control of one."""
 
-    def remove(self, table: str, keys: Keys, *, keep: bool = False) -> Keys:
+    def remove(self, table: str, keys: Keys, *, dry_run: bool = False) -> Keys:
         """See `Shard.remove`."""
 
     def keys(self, table: str, cursor: int) -> tuple[Keys, int | None]:
@@ -180,23 +180,27 @@ def take_away(shards: Sequence[HoldsRows], spec: Spec, sought: Sought) -> tuple[
         gone[table].append(remove(shards, table, keys))
     remains: dict[Remaining, None] = {}
     known: dict[str, Keys] = {}
+    left = _MOST_COMBINATIONS
     for crossed in sought.crossed:
         others = [table for at, table in enumerate(crossed.of) if at != crossed.at]
         for table in {*others} - known.keys():  # with those that are to be forgotten, too: they may be gone already
             known[table] = np.union1d(_every(shards, table), sought.keys.get(table, _NONE))
-        if left := _unsearched(spec, crossed, [len(known[table]) for table in others]):
-            remains[left] = None
-        if len(crossed.of) > _MOST_COMBINED or math.prod(len(known[one]) for one in others) > _MOST_COMBINATIONS:
+        count = math.prod(len(known[table]) for table in others)
+        is_searched = len(crossed.of) <= _MOST_COMBINED and count <= left
+        if unsearched := _unsearched(spec, crossed, is_searched=is_searched):
+            remains[unsearched] = None
+        if not is_searched:
             continue
+        left -= count
         for keys in _combined(crossed, [known[table] for table in others]):
             gone[crossed.table].append(remove(shards, crossed.table, keys))
     return {table: np.concatenate(parts) for table, parts in gone.items()}, [*remains]
 
 
-def remove(shards: Sequence[HoldsRows], table: str, keys: Keys, *, keep: bool = False) -> Keys:
-    """Has the shards that own them take rows away, or `keep` them; the keys of those that there were, uint64 [n]."""
+def remove(shards: Sequence[HoldsRows], table: str, keys: Keys, *, dry_run: bool = False) -> Keys:
+    """Has the shards that own them take rows away, unless it is a dry run; the keys of those there were, uint64 [n]."""
     owners = shards_of(keys, len(shards))
-    return _on_each(shards, lambda at: shards[at].remove(table, keys[owners == at], keep=keep))
+    return _on_each(shards, lambda at: shards[at].remove(table, keys[owners == at], dry_run=dry_run))
 
 
 def _every(shards: Sequence[HoldsRows], table: str) -> Keys:
@@ -217,13 +221,14 @@ def _on_each(shards: Sequence[HoldsRows], ask: Callable[[int], Keys]) -> Keys:
     return np.concatenate([ask(at) for at in range(len(shards))])
 
 
-def _unsearched(spec: Spec, crossed: _Crossed, counts: Sequence[int]) -> Remaining | None:
+def _unsearched(spec: Spec, crossed: _Crossed, *, is_searched: bool) -> Remaining | None:
     """Why rows of a cross may be left."""
     own = next(table for table in spec.tables if table["name"] == crossed.table)
     until = f"they expire, {own['expire_after']:.0f} s after the id was last seen" if own["expire_after"] else "ever"
     where = f"shards, table {crossed.table}"
-    if len(crossed.of) > _MOST_COMBINED or math.prod(counts) > _MOST_COMBINATIONS:
-        return Remaining(where, "rows of the cross: there are too many combinations to look for", until)
+    if not is_searched:
+        what = "rows of the cross: there are too many combinations to look for; give fewer ids at once"
+        return Remaining(where, what, until)
     others = {table for at, table in enumerate(crossed.of) if at != crossed.at}
     losing = [
         f"{table['name']} ({', '.join(why)})"

@@ -412,13 +412,13 @@ class Shard:
         exists, counts, last_seen = self._table(table).lookup(np.array([key], np.uint64))
         return RowInfo(int(counts[0]), int(last_seen[0])) if exists[0] else None
 
-    def remove(self, table: str, keys: NDArray[np.uint64], *, keep: bool = False) -> NDArray[np.uint64]:
+    def remove(self, table: str, keys: NDArray[np.uint64], *, dry_run: bool = False) -> NDArray[np.uint64]:
         """Takes rows away, as if their ids had never been seen; an id that is learned again begins anew.
 
         Args:
             table: their table.
             keys: uint64 [n].
-            keep: tells which there are, and takes none away.
+            dry_run: tells which there are, and takes none away.
 
         Returns:
             The keys of those that there were, uint64 [m].
@@ -431,7 +431,7 @@ class Shard:
             self.check()
             of_table = self._table(table)
             there = keys[of_table.lookup(keys)[0]]
-            if keep:
+            if dry_run:
                 return there
             of_table.remove(there)
             if self.replicator is not None:

@@ -470,7 +470,7 @@ class PublicationSchedule:
         """
         with self.alone(patience):
             try:
-                self._publish()
+                self._publish(removed=True)  # so that Redis has nothing any more that shards have removed by now
                 head = self._publications.head_token()
             except StreamtrainError:  # which has been logged
                 head = ""

@@ -273,6 +273,7 @@ def test_the_command_prints_a_receipt(service: Service, tmp_path: Path) -> None:
     for arguments, why in (
         ((), "give ids to forget, such as user=u1, or --file"),
         (("u1",), "'u1' is no FEATURE=ID, such as user=u1"),
+        (("user=\udcff",), "is not UTF-8"),
         (("nobody=u1",), "the model has no categorical feature 'nobody'"),
         (("--file", str(tmp_path / "none")), "cannot be read"),
     ):
@@ -377,9 +378,24 @@ def test_crosses_with_too_many_combinations_are_told(monkeypatch: pytest.MonkeyP
     assert receipt["rows"].get("user_item", 0) == 0
     left = {one["where"]: (one["what"], one["until"]) for one in receipt["remains"]}
     assert left["shards, table item_friends"] == (
-        "rows of the cross: there are too many combinations to look for",
+        "rows of the cross: there are too many combinations to look for; give fewer ids at once",
         "they expire, 2592000 s after the id was last seen",
     )
+
+
+def test_all_ids_together_are_searched_for_no_longer_than_that(
+    monkeypatch: pytest.MonkeyPatch, service: Service
+) -> None:
+    monkeypatch.setattr("streamtrain.ps.rows_of_ids._MOST_COMBINATIONS", 2 * len(ITEMS))  # of two crosses with items
+    too_many = "rows of the cross: there are too many combinations to look for; give fewer ids at once"
+    together = service.client.forget([("user", "u1"), ("user", "u2")])
+    assert too_many in [one["what"] for one in together["remains"]]
+    assert sum(together["rows"].values()) < 2 * (1 + 150 + 100)
+    for user in ("u1", "u2"):
+        alone = service.client.forget([("user", user)])
+        assert too_many not in [one["what"] for one in alone["remains"]]
+    assert len(rows_of(service.shards, "user_item")) == 4 * 150
+    assert len(rows_of(service.shards, "item_friends")) == 4 * 100
 
 
 def test_ids_are_those_of_tables_that_features_share() -> None:

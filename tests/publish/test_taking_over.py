@@ -19,7 +19,7 @@ from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.shards import Control, LocalControl
 from streamtrain.ps.shard import InitialState, Run
-from streamtrain.publish.cluster_publisher import Publications
+from streamtrain.publish.cluster_publisher import Publications, PublicationSchedule
 from streamtrain.publish.shard_publisher import ShardPublisher
 from streamtrain.store.checkpoint.epochs import Epochs
 from streamtrain.store.redis.dictionary import RedisDictionaries
@@ -86,6 +86,14 @@ class Moving:
             node.read_ahead(index, len(nodes))
         return nodes
 
+    def prepare(self, *kept: int | None) -> list[Node]:
+        """The same, after which 10 samples are learned and published."""
+        self.checkpointer.take()
+        nodes = self.read_ahead(*kept)
+        self.learn(10)
+        self.publish()
+        return nodes
+
     def move(self, nodes: list[Node], head: str | None = None) -> None:
         """Takes a checkpoint, and has these nodes hold the rows from then on."""
         self.checkpointer.take()
@@ -147,10 +155,7 @@ def test_who_follows_goes_on(moving: Moving) -> None:
     origin = RedisOrigin(RedisModel(connect(moving.url), "counted"))
     head = origin.find(None)
     assert head is not None
-    moving.checkpointer.take()
-    nodes = moving.read_ahead(0, None, 1)
-    moving.learn(10)
-    moving.publish()
+    nodes = moving.prepare(0, None, 1)
     moving.move(nodes)
     moving.learn(10)
     moving.publish()
@@ -175,13 +180,24 @@ def test_what_is_new_can_be_verified_before_it_is_published(moving: Moving) -> N
     assert moving.dictionary == dictionary
 
 
+def test_what_was_removed_and_not_yet_published_goes_before_the_shards_change(moving: Moving) -> None:
+    """Nothing is learned with it, so that the clock does not say that it is new."""
+    moving.learn(300)
+    dictionary = moving.publish()
+    moving.remove(*range(100))
+    moving.checkpointer.take()
+    nodes = moving.read_ahead(0, None, 1)
+    with PublicationSchedule(moving.publications, 3600.0).hand_over() as head:
+        moving.move(nodes, head=head)
+    moving.learn(10)
+    assert moving.publish() == dictionary
+    moving.assert_published()
+
+
 def test_a_part_that_was_not_committed_comes_again(moving: Moving) -> None:
     moving.learn(300)
     dictionary = moving.publish()
-    moving.checkpointer.take()
-    nodes = moving.read_ahead(0, None, 1)
-    moving.learn(10)
-    moving.publish()
+    nodes = moving.prepare(0, None, 1)
     moving.learn(10)
     moving.move(nodes)
     moving.learn(1)
@@ -260,10 +276,7 @@ def test_rows_that_are_zero_stay_out(server: Valkey, tmp_path: Path) -> None:
     moving = Moving(server.url, tmp_path / "epochs", spec=spec)
     moving.learn(300)
     dictionary = moving.publish()
-    moving.checkpointer.take()
-    nodes = moving.read_ahead(0, None, 1)
-    moving.learn(10)
-    moving.publish()
+    nodes = moving.prepare(0, None, 1)
     moving.move(nodes)
     moving.learn(10)
     assert moving.publish() == dictionary

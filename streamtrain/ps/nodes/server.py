@@ -260,7 +260,7 @@ class Servicer:
         keys, shard = wire.decode_keys(request.keys), self._node.shard
         if foreign := int((shards_of(keys, shard.shards) != shard.index).sum()):
             raise ShardRefused(f"{foreign} of the keys are not of shard {shard.index} of {shard.shards}", "mismatch")
-        return pb.Removed(keys=wire.encode_keys(shard.remove(request.table, keys, keep=request.keep)))
+        return pb.Removed(keys=wire.encode_keys(shard.remove(request.table, keys, dry_run=request.dry_run)))
 
     def keys(self, request: Any) -> Any:
         keys, after = self._node.shard.keys(request.table, request.cursor)

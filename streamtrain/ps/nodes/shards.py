@@ -76,7 +76,7 @@ class Control(Protocol):
     def inspect(self, table: str, key: int) -> RowInfo | None:
         """See `Shard.inspect`."""
 
-    def remove(self, table: str, keys: NDArray[np.uint64], *, keep: bool = False) -> NDArray[np.uint64]:
+    def remove(self, table: str, keys: NDArray[np.uint64], *, dry_run: bool = False) -> NDArray[np.uint64]:
         """See `Shard.remove`."""
 
     def keys(self, table: str, cursor: int) -> tuple[NDArray[np.uint64], int | None]:
@@ -123,8 +123,8 @@ class LocalControl:
     def inspect(self, table: str, key: int) -> RowInfo | None:
         return self._node.shard.inspect(table, key)
 
-    def remove(self, table: str, keys: NDArray[np.uint64], *, keep: bool = False) -> NDArray[np.uint64]:
-        return self._node.shard.remove(table, keys, keep=keep)
+    def remove(self, table: str, keys: NDArray[np.uint64], *, dry_run: bool = False) -> NDArray[np.uint64]:
+        return self._node.shard.remove(table, keys, dry_run=dry_run)
 
     def keys(self, table: str, cursor: int) -> tuple[NDArray[np.uint64], int | None]:
         return self._node.shard.keys(table, cursor)

@@ -265,8 +265,8 @@ class RemoteControl:
     def apply(self) -> None:
         self._stub.call("Apply", pb.ApplyRequest(), timeout=None)
 
-    def remove(self, table: str, keys: NDArray[np.uint64], *, keep: bool = False) -> NDArray[np.uint64]:
-        request = pb.RemoveRequest(table=table, keys=wire.encode_keys(keys), keep=keep)
+    def remove(self, table: str, keys: NDArray[np.uint64], *, dry_run: bool = False) -> NDArray[np.uint64]:
+        request = pb.RemoveRequest(table=table, keys=wire.encode_keys(keys), dry_run=dry_run)
         return wire.decode_keys(self._stub.call("Remove", request, timeout=None).keys)
 
     def keys(self, table: str, cursor: int) -> tuple[NDArray[np.uint64], int | None]:
