@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -126,6 +126,14 @@ def test_a_reader_goes_on_when_the_broker_hung(own_kafka: Broker, place: Place) 
         member.take_until(lambda m: m.count == 20)
 
 
+@pytest.fixture
+def uncaptured(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """What librdkafka says when it aborts the process is seen."""
+    with capfd.disabled():
+        yield
+
+
+@pytest.mark.usefixtures("uncaptured")
 def test_close_does_not_wait_for_a_broker_that_is_away(own_kafka: Broker, place: Place) -> None:
     stream = place.make(1)
     member = Member(stream)
