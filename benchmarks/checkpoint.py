@@ -18,8 +18,9 @@ for how long training is paused, and how long it takes until the fork's `up` ser
 
 scale: `streamtrain up` runs with two shards of these rows and learns 2,000 samples a second, while their number goes to
 4, 3 and 2: how long `scale` takes, for how long pushes are held back, the longest time between two publications
-meanwhile and in the ten seconds after it, and the memory of all shards at most, relative to that before. Beside it, how
-long the service takes to serve when it is stopped and started with another number.
+meanwhile and in the ten seconds after it, and the memory of all shards, at most and afterwards, relative to that
+before, and of one, at most, relative to the larger one of before and afterwards. Beside it, how long the service takes
+to serve when it is stopped and started with another number.
 
 Rows have 16 floats. Prints a line of JSON.
 """
@@ -40,7 +41,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -65,6 +66,7 @@ DIM = 16
 BATCH_ROWS = 8_000
 PART = 1 << 18
 PAGE = os.sysconf("SC_PAGE_SIZE")
+Measured = TypeVar("Measured")
 TABLE = {"name": "item", "dim": DIM, "optimizer": "adagrad", "rate": 0.1, "seed": 1, "expire_after": 0}
 SPEC = Spec("bench", 1, "mean", (TABLE,), ((1_000,),), (), {"optimizer": "adagrad", "rate": 0.1})
 
@@ -328,9 +330,9 @@ def _scale(place: Path, shards: int) -> dict[str, Any]:
     with (
         CoordinatorClient.from_settings(load_settings(service.path)) as client,
         _sampled(lambda: _memory_of("streamtrain ps")) as memory,
-        _sampled(lambda: client.status()["publication"]["number"]) as published,
+        _sampled(lambda: _published(client)) as published,
     ):
-        before, began = memory[0][1], time.monotonic()
+        began = time.monotonic()
         command = [sys.executable, "-m", "streamtrain", "scale", "--ps", str(shards)]
         subprocess.run(command, cwd=place, check=True, capture_output=True)
         took = time.monotonic() - began
@@ -341,23 +343,43 @@ def _scale(place: Path, shards: int) -> dict[str, Any]:
         "to": shards,
         "s": round(took, 2),
         "held_s": held,
-        "memory": round(max(of for _, of in memory) / before, 2),
+        **_memory_ratios([of for _, of in memory]),
         "between_publications_s": round(max((b - a for a, b in pairwise(changes)), default=0.0), 2),
     }
 
 
-def _memory_of(words: str) -> int:
-    """Bytes of all processes with these words in their command."""
-    total = 0
+def _published(client: CoordinatorClient) -> int:
+    """The number of the last publication; waits for the first one, of all rows."""
+    while (last := client.status()["publication"]) is None:
+        time.sleep(1)
+    return int(last["number"])
+
+
+def _memory_ratios(samples: list[dict[str, int]]) -> dict[str, float]:
+    """Of all shards: the most together, and at the end, relative to before; of one: relative to before or the end."""
+    before, after = samples[0], samples[-1]
+    peaks = {one: max(sample.get(one, 0) for sample in samples) for one in before | after}
+    together = max(sum(sample.values()) for sample in samples)
+    return {
+        "memory": round(together / sum(before.values()), 2),
+        "memory_afterwards": round(sum(after.values()) / sum(before.values()), 2),
+        "memory_of_one": round(max(of / max(before.get(one, 0), after.get(one, 0)) for one, of in peaks.items()), 2),
+    }
+
+
+def _memory_of(words: str) -> dict[str, int]:
+    """Bytes of processes with these words in their command, without those of files."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if words in (process / "cmdline").read_text().replace("\0", " "):
-                total += int((process / "statm").read_text().split()[1]) * PAGE
-    return total
+                resident, of_files = map(int, (process / "statm").read_text().split()[1:3])
+                found[process.name] = (resident - of_files) * PAGE
+    return found
 
 
 @contextmanager
-def _sampled(measure: Callable[[], int]) -> Iterator[list[tuple[float, int]]]:
+def _sampled(measure: Callable[[], Measured]) -> Iterator[list[tuple[float, Measured]]]:
     """Seconds and what is measured then, over time, until the block ends."""
     found, ended = [(time.monotonic(), measure())], threading.Event()
 

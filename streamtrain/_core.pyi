@@ -591,6 +591,21 @@ class Table:
         """Whether each key has a row, its count and its last_seen, which is 0 where it is not kept."""
     def expire(self, now: int, max_rows: int) -> int:
         """Visit the next max_rows row ids and remove what was last seen more than expire_after seconds before now."""
+    def set_slots(self, begin: int, end: int) -> None:
+        """Have the table be of hash slots begin to end - 1 only; rows of others are foreign.
+
+        Foreign rows can be loaded, pulled and removed, but they are in no channel, snapshot, scan or count, neither
+        expire nor are evicted. Those that there are now have to be swept, before others may be loaded.
+
+        Raises:
+            ValueError: they are not within 0 to 65536, or there is none.
+            RuntimeError: they are others than before, and a snapshot is open, or a channel is sealed.
+        """
+    def sweep(self, max_rows: int) -> bool:
+        """Visit max_rows ids to remove foreign rows, and let their memory go; whether there is more to do.
+
+        It moves rows to other ids: what is scanned meanwhile may miss some.
+        """
     def scan(self, cursor: int, max_rows: int) -> tuple[int | None, Rows]:
         """Rows among the max_rows ids from `cursor` (0 at first), and the next cursor, None at the end."""
     def open_channel(self) -> int:
@@ -627,3 +642,7 @@ class Table:
         """Return the bytes of the admission sketch; empty if min_count is 1."""
     def merge_admission(self, state: NDArray[np.uint8]) -> None:
         """Add another sketch of the same width; exact if this one is still empty."""
+    def reset_admission(self) -> None:
+        """Forget how often keys without a row have been seen."""
+    def set_capacity(self, capacity: int) -> None:
+        """Change the number of rows; raises ValueError if last_seen is not kept."""

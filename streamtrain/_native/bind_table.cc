@@ -300,6 +300,8 @@ void bind_table(nb::module_& m) {
       .def("remove", &remove_keys, "keys"_a.noconvert())
       .def("lookup", &lookup, "keys"_a.noconvert())
       .def("expire", &SharedTable::expire, "now"_a, "max_rows"_a, Released())
+      .def("set_slots", &SharedTable::set_slots, "begin"_a, "end"_a, Released())
+      .def("sweep", &SharedTable::sweep, "max_rows"_a, Released())
       .def("scan", &scan, "cursor"_a, "max_rows"_a)
       .def("open_channel", &SharedTable::open_channel, Released())
       .def("seal", &SharedTable::seal, "channel"_a, Released())
@@ -311,6 +313,8 @@ void bind_table(nb::module_& m) {
       .def("read_snapshot", &read_snapshot, "max_rows"_a)
       .def("end_snapshot", &SharedTable::end_snapshot, Released())
       .def("admission", &admission)
+      .def("reset_admission", &SharedTable::reset_admission, Released())
+      .def("set_capacity", &SharedTable::set_capacity, "capacity"_a, Released())
       .def("merge_admission", [](SharedTable& t, In<uint8_t, nb::ndim<1>> state) {
         nb::gil_scoped_release release;
         t.merge_admission(state.data(), state.shape(0));

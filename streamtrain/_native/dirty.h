@@ -10,6 +10,8 @@
 // cleared, and a row that comes to an id gets no such bit. The reader takes what was put aside, and skips ids in the
 // queue without the bit. So little piles up as long as it keeps reading, and sealing takes no time.
 //
+// A row that gets another id is in queues under both; at the first one it is no longer live, as if it had been removed.
+//
 // What becomes of a row, by the state of the channel and the row's bit in it:
 //
 //                 it changes              it is removed            a key comes to its id     its turn comes
@@ -148,6 +150,8 @@ class DirtyChannels {
     return !rest.rows.empty();
   }
 
+  bool any_sealed() const { return sealed_bits_; }
+
   const Channel& get(uint32_t channel) const {
     if (channel >= kChannels || (channels_[channel].state != State::kOpen && !channels_[channel].sealed()))
       throw std::invalid_argument("no such open channel");
@@ -189,6 +193,14 @@ class DirtyChannels {
     row->meta &= ~sealed_bits_;
     for (Channel& c : channels_)
       if (c.state == State::kOpen) c.tombstones.remove(key);
+  }
+  // A live row gets another id, at which there is none; if the one that was there waits in an open channel, it is taken
+  // for changed, too. REQUIRES: before_change.
+  void moved(RowHeader* from, RowHeader* to, uint32_t id) {
+    to->meta &= ~sealed_bits_;
+    const uint32_t waits = from->meta & open_bits_;
+    for (uint32_t c = 0; c < kChannels; ++c)
+      if (waits & bit(c)) mark(to, id, c);
   }
   void removed(uint64_t key) {
     for (Channel& c : channels_)

@@ -30,10 +30,11 @@ class EvictionClock {
     if (excess > rows.end() / 16) budget_ = 0;  // the threshold at hand was drawn for smaller calls
   }
 
-  // Visits at most `limit` rows and calls evict(id) for live ones, at most `excess`; returns for how many.
-  // REQUIRES: last_seen is kept; excess <= rows.live(); evict removes the row.
-  template <typename Evict>
-  uint32_t run(const RowStore& rows, const RowLayout& layout, uint32_t excess, uint32_t limit, Evict evict) {
+  // Visits at most `limit` rows and calls evict(id) for live ones that count(id), at most `excess`; returns for how many.
+  // REQUIRES: last_seen is kept; excess <= live rows that count; evict removes the row.
+  template <typename Count, typename Evict>
+  uint32_t run(const RowStore& rows, const RowLayout& layout, uint32_t excess, uint32_t limit, Count count,
+               Evict evict) {
     const uint32_t end = rows.end(), wanted = excess;
     for (; excess && limit; --limit) {
       if (budget_ == 0) {
@@ -42,7 +43,8 @@ class EvictionClock {
       }
       if (hand_ >= end) hand_ = 0;
       const std::byte* row = rows.row(hand_);
-      if (RowLayout::header(row)->live() && (layout.last_seen(row) <= threshold_ || patience_ == 0)) {
+      if (RowLayout::header(row)->live() && (layout.last_seen(row) <= threshold_ || patience_ == 0) &&
+          count(hand_)) {
         evict(hand_);
         --excess;
       }

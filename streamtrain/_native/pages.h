@@ -57,6 +57,12 @@ class Pages {
     if (data_) ::munmap(data_, size_);
   }
 
+  // Lets the memory go of all whole pages from `begin` on: they are zeroes again.
+  void release(size_t begin) {
+    begin = (begin + 4095) & ~size_t{4095};
+    if (begin < size_) ::madvise(data_ + begin, size_ - begin, MADV_DONTNEED);
+  }
+
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
 

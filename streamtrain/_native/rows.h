@@ -8,10 +8,12 @@
 //   ..  state      floats of the optimizer, from the next multiple of 4
 // A multiple of 4, so keys need not be aligned. Rows live in blocks of a power-of-two number of rows, at most 64 MiB,
 // that never move. A block is address space until its rows are touched, so a large one costs nothing and keeps the list
-// of blocks in cache. Ids of removed rows are used again, last first; memory once touched stays with the table.
+// of blocks in cache. Ids of removed rows are used again, last first; memory once touched stays with the table, unless
+// gaps are closed: the last rows move to the ids of removed ones, until all ids in use are the first ones.
 //
 // Thread safety: external synchronisation; const functions may run together.
-// Invariant: a row that is not live holds the next free id in its key; its dirty bits stay (see dirty.h).
+// Invariant: a row that is not live holds the next free id in its key, but for those from gap_ on while gaps are closed;
+// its dirty bits stay (see dirty.h), unless its memory was let go.
 #pragma once
 
 #include <cstddef>
@@ -107,6 +109,12 @@ class RowStore {
       ++live_;
       return id;
     }
+    // While gaps are closed, new rows must not come faster than these: each looks for one, too.
+    for (int looks = 0; gap_ < end_ && looks < 8; ++looks, ++gap_) {
+      if (header(gap_)->live()) continue;
+      ++live_;
+      return gap_++;
+    }
     if (end_ == kUndecided - 1) throw std::length_error("the table has run out of row ids (2^32)");
     if (end_ >> shift_ == blocks_.size())
       blocks_.emplace_back(stride_ << shift_, blocks_.empty() ? kHugePage : 0);
@@ -116,10 +124,37 @@ class RowStore {
 
   void release(uint32_t id) noexcept {
     RowHeader* h = header(id);
-    h->key = free_;
     h->meta &= ~(RowHeader::kMaxCount | RowHeader::kLive);
-    free_ = id;
     --live_;
+    if (id >= gap_) return;  // found when its turn comes
+    h->key = free_;
+    free_ = id;
+  }
+
+  void begin_closing() {
+    gap_ = 0;
+    free_ = kNoRow;
+  }
+  // Visits an id at either end, and calls move(from, to) if there is a row to be moved, which is dead afterwards; false
+  // when there are no gaps, and the memory after the last row was let go.
+  template <typename Move>
+  bool close_gaps(Move move) {
+    if (gap_ >= end_) {
+      gap_ = UINT32_MAX;
+      for (size_t block = end_ >> shift_; block < blocks_.size(); ++block)
+        blocks_[block].release(block == end_ >> shift_ ? (end_ & ((1u << shift_) - 1)) * stride_ : 0);
+      return false;
+    }
+    if (!header(end_ - 1)->live()) {
+      --end_;
+    } else if (header(gap_)->live()) {
+      ++gap_;
+    } else {
+      move(end_ - 1, gap_);
+      ++gap_;
+      --end_;
+    }
+    return true;
   }
 
   uint32_t live() const { return live_; }
@@ -132,6 +167,7 @@ class RowStore {
   size_t stride_;
   uint32_t shift_ = 0;
   uint32_t end_ = 0, live_ = 0, free_ = kNoRow;
+  uint32_t gap_ = UINT32_MAX;  // while gaps are closed, all ids below it are in use or in the list of free ones
   std::vector<Pages> blocks_;
 };
 

@@ -124,6 +124,19 @@ uint64_t SharedTable::expire(uint32_t now, uint32_t limit) {
   return expired;
 }
 
+void SharedTable::set_slots(uint32_t begin, uint32_t end) {
+  table_.write([&](Table& t) { t.set_slots(begin, end); });
+}
+
+bool SharedTable::sweep(uint32_t limit) {
+  bool more = true;
+  for (uint32_t part; limit && more; limit -= part) {
+    part = std::min(limit, kTurn);
+    more = table_.write([&](Table& t) { return t.sweep(part); });
+  }
+  return more;
+}
+
 uint32_t SharedTable::open_channel() {
   return table_.write([](Table& t) { return t.open_channel(); });
 }
@@ -184,6 +197,14 @@ void SharedTable::end_snapshot() {
 
 std::vector<uint8_t> SharedTable::admission_bytes() const {
   return table_.read([](const Table& t) { return t.admission_bytes(); });
+}
+
+void SharedTable::reset_admission() {
+  table_.write([](Table& t) { t.reset_admission(); });
+}
+
+void SharedTable::set_capacity(uint32_t capacity) {
+  table_.write([&](Table& t) { t.set_capacity(capacity); });
 }
 
 void SharedTable::merge_admission(const uint8_t* data, size_t size) {

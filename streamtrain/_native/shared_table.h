@@ -43,6 +43,9 @@ class SharedTable {
   uint64_t remove(const uint64_t* keys, size_t n);
   uint64_t expire(uint32_t now, uint32_t limit);
 
+  void set_slots(uint32_t begin, uint32_t end);
+  bool sweep(uint32_t limit);
+
   uint32_t open_channel();
   void seal(uint32_t channel);
   void close_channel(uint32_t channel);
@@ -56,6 +59,8 @@ class SharedTable {
 
   std::vector<uint8_t> admission_bytes() const;
   void merge_admission(const uint8_t* data, size_t size);
+  void reset_admission();
+  void set_capacity(uint32_t capacity);
 
  private:
   uint64_t enforce_capacity(bool exceeded);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <stdexcept>
 
 namespace streamtrain {
@@ -155,6 +156,10 @@ uint32_t Table::insert(uint64_t key) {
   index_.insert(key, id);
   snapshot_.inserted(id);
   RowHeader* header = rows_.header(id);
+  if (!is_own(key)) {
+    if (sweep_ == Sweep::kForeign) sweep_cursor_ = 0;
+    else ++foreign_;
+  }
   dirty_.inserted(header, key);
   header->key = key;
   header->meta |= RowHeader::kLive;
@@ -190,14 +195,19 @@ void Table::update(std::byte* row, const float* gradient, float rate) {
 void Table::erase(uint32_t id) {
   std::byte* row = rows_.row(id);
   const uint64_t key = RowLayout::header(row)->key;
-  before_change(id, row);
-  dirty_.removed(key);
+  if (is_own(key)) {
+    before_change(id, row);
+    dirty_.removed(key);
+  } else if (sweep_ != Sweep::kForeign) {
+    --foreign_;
+  }
   index_.erase(key, id, KeyOf{rows_});
   rows_.release(id);
 }
 
 uint32_t Table::excess() const {
-  return config_.capacity && rows_.live() > config_.capacity ? rows_.live() - config_.capacity : 0;
+  if (!config_.capacity || sweep_ == Sweep::kForeign) return 0;
+  return size() > config_.capacity ? size() - config_.capacity : 0;
 }
 
 bool Table::begin_eviction() {
@@ -207,7 +217,8 @@ bool Table::begin_eviction() {
 }
 
 uint64_t Table::evict(uint32_t limit) {
-  const uint32_t evicted = clock_.run(rows_, layout_, excess(), limit, [&](uint32_t id) { erase(id); });
+  const auto is_own = [&](uint32_t id) { return this->is_own(rows_.header(id)->key); };
+  const uint32_t evicted = clock_.run(rows_, layout_, excess(), limit, is_own, [&](uint32_t id) { erase(id); });
   totals_.evicted += evicted;
   return evicted;
 }
@@ -235,7 +246,7 @@ uint64_t Table::load(const uint64_t* keys, const float* embeddings, const float*
     RowHeader* header = RowLayout::header(row);
     header->set_count(counts[i]);
     layout_.set_last_seen(row, last_seen[i]);
-    dirty_.mark(header, id);
+    if (is_own(keys[i])) dirty_.mark(header, id);
   });
   totals_.inserted += inserted;
   return inserted;
@@ -273,7 +284,7 @@ uint64_t Table::expire(uint32_t now, uint32_t limit) {
     std::byte* row = rows_.row(expire_cursor_);
     RowHeader* header = RowLayout::header(row);
     const uint32_t seen = layout_.last_seen(row);
-    if (!header->live() || seen >= oldest) continue;
+    if (!header->live() || seen >= oldest || !is_own(header->key)) continue;
     if (seen) {
       erase(expire_cursor_);
       ++expired;
@@ -285,6 +296,48 @@ uint64_t Table::expire(uint32_t now, uint32_t limit) {
   }
   totals_.expired += expired;
   return expired;
+}
+
+void Table::set_slots(uint32_t begin, uint32_t end) {
+  if (begin >= end || end > kHashSlots) throw std::invalid_argument("slots must be from 0 to 65536, and some");
+  const bool others = begin != slots_begin_ || end - begin != slots_;
+  if (others && rows_.live() && (snapshot_.open() || dirty_.any_sealed()))
+    throw std::logic_error("a snapshot is open, or a channel is sealed");
+  slots_begin_ = begin;
+  slots_ = end - begin;
+  foreign_ = 0;
+  sweep_ = rows_.live() ? Sweep::kForeign : Sweep::kNone;
+  sweep_cursor_ = 0;
+}
+
+bool Table::sweep(uint32_t limit) {
+  for (; limit && sweep_ == Sweep::kForeign; --limit) {
+    if (sweep_cursor_ < rows_.end()) {
+      const RowHeader* header = rows_.header(sweep_cursor_);
+      if (header->live() && !is_own(header->key)) erase(sweep_cursor_);
+      ++sweep_cursor_;
+    } else {
+      rows_.begin_closing();
+      sweep_ = Sweep::kGaps;
+    }
+  }
+  for (; limit && sweep_ == Sweep::kGaps; --limit)
+    if (!rows_.close_gaps([&](uint32_t from, uint32_t to) { move(from, to); })) sweep_ = Sweep::kNone;
+  return sweep_ != Sweep::kNone;
+}
+
+void Table::move(uint32_t from, uint32_t to) {
+  std::byte *source = rows_.row(from), *target = rows_.row(to);
+  before_change(from, source);
+  snapshot_.inserted(to);
+  RowHeader *was = RowLayout::header(source), *is = RowLayout::header(target);
+  dirty_.moved(was, is, to);
+  index_.replace(was->key, from, to);
+  constexpr uint32_t kContent = RowHeader::kMaxCount | RowHeader::kLive;
+  const uint32_t meta = (is->meta & ~kContent) | (was->meta & kContent);
+  std::memcpy(target, source, layout_.stride);
+  is->meta = meta;
+  was->meta &= ~kContent;
 }
 
 }  // namespace streamtrain

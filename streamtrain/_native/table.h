@@ -12,6 +12,10 @@
 // * Everything is a function of the sequence of calls: a replay gives the same bits. Without admission, expiry and
 //   capacity, rows do not depend on how the stream is cut into calls either.
 //
+// * The rows of a table may be those of some hash slots (hash.h) only. Others are foreign: they can be loaded, pulled and
+//   removed, but they are in no channel, snapshot, scan or count, and neither expire nor are evicted. So rows can be
+//   brought before slots are gained, and those of lost ones go bit by bit, together with their memory.
+//
 // Memory: a row's bytes (rows.h) and 6.4 to 7 bytes of index per row, growth included, and 4 bytes per row and open
 // channel with a change. Growth moves no rows and rebuilds 1/1024 of the index at a time.
 //
@@ -29,6 +33,7 @@
 #include "birth.h"
 #include "dirty.h"
 #include "eviction.h"
+#include "hash.h"
 #include "index.h"
 #include "optimizer.h"
 #include "rows.h"
@@ -96,7 +101,8 @@ class Table {
 
   const TableConfig& config() const { return config_; }
   const RowLayout& layout() const { return layout_; }
-  uint32_t size() const { return rows_.live(); }
+  // After set_slots, rows that have become foreign by it count until they are swept.
+  uint32_t size() const { return rows_.live() - foreign_; }
   uint32_t ids() const { return rows_.end(); }  // all row ids are below this one
   TableStats stats() const;
 
@@ -134,8 +140,15 @@ class Table {
   // seconds before `now`; returns how many. A row whose last_seen is 0 is taken for one last seen now.
   uint64_t expire(uint32_t now, uint32_t limit);
 
+  // The slots of the table from now on, begin to end - 1. A sweep of what is foreign then begins; until it has ended,
+  // what is loaded must be own (anything foreign is swept, too), and nothing is evicted. Throws if they are others than before, and a
+  // snapshot is open or a channel sealed.
+  void set_slots(uint32_t begin, uint32_t end);
+  // Visits at most `limit` ids: removes foreign rows, and then closes the gaps; false when that is done.
+  bool sweep(uint32_t limit);
+
   // Appends the live rows among the `limit` ids from `cursor` on; returns the next cursor, or nothing at the end.
-  // For tables at rest: see begin_snapshot for others.
+  // For tables at rest, which are swept: see begin_snapshot for others.
   std::optional<uint32_t> scan(uint32_t cursor, uint32_t limit, Rows& out) const;
 
   // Opens a channel, from now on: changes before are not in it.
@@ -164,8 +177,14 @@ class Table {
   // The bytes of the admission sketch, empty without admission (sketch.h).
   std::vector<uint8_t> admission_bytes() const;
   void merge_admission(const uint8_t* data, size_t size);
+  // As if nothing had been seen.
+  void reset_admission();
+  // Another number of rows. REQUIRES: last_seen is kept, or both are 0.
+  void set_capacity(uint32_t capacity);
 
  private:
+  enum class Sweep : uint8_t { kNone, kForeign, kGaps };
+
   struct KeyOf {  // for the index
     const RowStore& rows;
 
@@ -177,7 +196,9 @@ class Table {
     return index_.find(key, [&](uint32_t id) { return rows_.header(id)->key == key; });
   }
   uint32_t confirmed(uint64_t key, uint32_t look) const;
+  bool is_own(uint64_t key) const { return hash_slot(key) - slots_begin_ < slots_; }
   uint32_t insert(uint64_t key);
+  void move(uint32_t from, uint32_t to);
   void give_birth(std::byte* row, uint64_t key, float rate);
   void update(std::byte* row, const float* gradient, float rate);
   void erase(uint32_t id);
@@ -198,6 +219,10 @@ class Table {
   EvictionClock clock_;
   std::optional<Sketch> sketch_;
   uint32_t expire_cursor_ = 0;
+  uint32_t slots_begin_ = 0, slots_ = kHashSlots;
+  uint32_t foreign_ = 0;  // foreign rows; 0 while they are swept
+  Sweep sweep_ = Sweep::kNone;
+  uint32_t sweep_cursor_ = 0;
   TableStats totals_{};
 };
 

@@ -40,7 +40,8 @@ std::optional<uint32_t> Table::scan(uint32_t cursor, uint32_t limit, Rows& out) 
   const auto stop = static_cast<uint32_t>(std::min<uint64_t>(end, uint64_t{cursor} + limit));
   reserve(out, stop - std::min(cursor, stop));
   for (; cursor < stop; ++cursor)
-    if (rows_.header(cursor)->live()) append(rows_.row(cursor), out);
+    if (const RowHeader* header = rows_.header(cursor); header->live() && is_own(header->key))
+      append(rows_.row(cursor), out);
   return cursor < end ? std::optional(cursor) : std::nullopt;
 }
 
@@ -51,7 +52,8 @@ uint64_t Table::pending(uint32_t channel) const {
 bool Table::drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint64_t>& tombstones) {
   auto& c = dirty_.get(channel);
   tombstones.reserve(std::min<size_t>(limit, c.tombstones.size()));
-  for (; limit && c.tombstones.size(); --limit) tombstones.push_back(c.tombstones.take());
+  for (; limit && c.tombstones.size(); --limit)
+    if (const uint64_t key = c.tombstones.take(); is_own(key)) tombstones.push_back(key);
   reserve(out, std::min<size_t>(limit, c.aside.size() + c.rows.size()));
   for (; limit && !c.aside.empty(); --limit) c.aside.take([&](const std::byte* row) { append(row, out); });
   constexpr size_t kAhead = 16;
@@ -62,7 +64,7 @@ bool Table::drain(uint32_t channel, uint32_t limit, Rows& out, std::vector<uint6
     RowHeader* header = rows_.header(id);
     const bool marked = header->meta & DirtyChannels::bit(channel);
     header->meta &= ~DirtyChannels::bit(channel);
-    if (marked && header->live()) append(rows_.row(id), out);
+    if (marked && header->live() && is_own(header->key)) append(rows_.row(id), out);
   }
   return c.pending() > 0;
 }
@@ -78,7 +80,9 @@ void Table::mark_dirty(uint32_t channel, const uint64_t* keys, size_t n) {
 
 bool Table::read_snapshot(uint32_t limit, Rows& out) {
   reserve(out, std::min(limit, rows_.end()));
-  return snapshot_.read(rows_, limit, [&](const std::byte* row) { append(row, out); });
+  return snapshot_.read(rows_, limit, [&](const std::byte* row) {
+    if (is_own(RowLayout::header(row)->key)) append(row, out);
+  });
 }
 
 std::vector<uint8_t> Table::admission_bytes() const {
@@ -92,9 +96,19 @@ void Table::merge_admission(const uint8_t* data, size_t size) {
   else if (size) throw std::invalid_argument("a table with min_count 1 has no sketch");
 }
 
+void Table::reset_admission() {
+  if (sketch_) sketch_.emplace(config_.sketch_width);
+}
+
+void Table::set_capacity(uint32_t capacity) {
+  if (capacity >= kNoRow) throw std::invalid_argument("capacity must be below 2^32 - 1");
+  if (capacity && !layout_.keeps_time) throw std::invalid_argument("a capacity needs last_seen, which is not kept");
+  config_.capacity = capacity;
+}
+
 TableStats Table::stats() const {
   TableStats s = totals_;
-  s.rows = rows_.live();
+  s.rows = size();
   s.row_bytes = layout_.stride;
   s.rows_bytes = rows_.bytes();
   s.index_bytes = index_.bytes();

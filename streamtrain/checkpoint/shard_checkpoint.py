@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from streamtrain._core import Table
 from streamtrain.checkpoint.shard_state import (
+    GainedAhead,
     ReadAhead,
     check_shard_count,
     describe_shard,
@@ -46,23 +47,30 @@ class CheckpointWriter:
         self._epochs, self._count = epochs, count
         self.digest = ""
         self._channels: list[int] = []  # by table, change channels since the last snapshot
-        self._ahead: ReadAhead | None = None
+        self._ahead: ReadAhead | GainedAhead | None = None
 
-    def read_ahead(self, index: int, shards: int) -> None:
-        self._ahead = None  # which takes memory
+    def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
+        ahead, self._ahead = self._ahead, None  # which takes memory
+        if ahead is not None:
+            ahead.drop()
         if shards:
             chain = self._newest(index, shards)
             if chain is None:
                 raise CheckpointError(f"there is no checkpoint at {self._epochs.url}: do all shards reach that place?")
-            self._ahead = ReadAhead.of(chain, index, shards)
+            if held is not None and self._has_written(chain, held):
+                self._ahead = GainedAhead.of(chain, held, index, shards)
+            else:
+                self._ahead = ReadAhead.of(chain, index, shards)
 
-    def restore(self, index: int, shards: int) -> RestoredShard | None:
+    def restore(self, index: int, shards: int, held: Shard | None = None) -> RestoredShard | None:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and (ahead.shard.index, ahead.shard.shards) == (index, shards):
+        if ahead is not None and ahead.is_of(index, shards, held):
             try:
                 newest = self._epochs.open(max(self._epochs.numbers(), default=0))
-                if (shard := ahead.continued(newest)) is not None:
-                    return self._restored(newest, shard)._replace(changed=ahead.changed)
+                is_mine = isinstance(ahead, ReadAhead) or self._has_written(newest, ahead.held)
+                if is_mine and (found := ahead.continued(newest)) is not None:
+                    shard, changed = found
+                    return self._restored(newest, shard, keeps=changed.kept is not None)._replace(changed=changed)
             except CheckpointError as exc:
                 logger.warning("%s; looking for another checkpoint", exc)
         chain = self._newest(index, shards)
@@ -71,8 +79,13 @@ class CheckpointWriter:
         logger.info("restoring shard %d of %d from epoch %d", index, shards, chain.epoch)
         return self._restored(chain, restore_shard(chain, index, shards))
 
-    def _restored(self, chain: CheckpointChain, shard: Shard) -> RestoredShard:
-        self._channels = [table.open_channel() for table in shard.tables]
+    def _has_written(self, chain: CheckpointChain, shard: Shard) -> bool:
+        """Whether a shard's part of a checkpoint is what was written or restored here last."""
+        return len(chain.shards) == shard.shards and chain.part_digest(shard.index) == self.digest
+
+    def _restored(self, chain: CheckpointChain, shard: Shard, *, keeps: bool = False) -> RestoredShard:
+        if not keeps:
+            self._channels = [table.open_channel() for table in shard.tables]
         is_same = len(chain.shards) == shard.shards
         self.digest = chain.part_digest(shard.index) if is_same else ""
         return RestoredShard(shard, chain.epoch if is_same else NO_EPOCH)

@@ -14,10 +14,10 @@ from streamtrain._core import Rows, Table, shards_of
 from streamtrain.checkpoint.evolution import Evolution, TableEvolution
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from streamtrain.model.bad_samples import Refusals
-from streamtrain.model.spec import Spec, shard_slice
+from streamtrain.model.spec import Spec, shard_slice, share_of_capacity
 from streamtrain.ps.clock import Clock, Progress
 from streamtrain.ps.hooks import ChangedRows
-from streamtrain.ps.shard import InitialState, Run, Shard, scan_rows
+from streamtrain.ps.shard import InitialState, Run, Shard, own_slots, scan_rows
 from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit, replacing, write_part
 from streamtrain.store.checkpoint.epochs import CheckpointChain, open_chain
 from streamtrain.store.checkpoint.parquet import RowPart, TablePart, Tombstones
@@ -250,13 +250,14 @@ class ReadAhead(NamedTuple):
             raise _mismatch(chain, exc) from exc
         return cls(chain, shard, [table.open_channel() for table in shard.tables])
 
-    @property
-    def changed(self) -> ChangedRows:
-        """What has changed since this checkpoint."""
-        about = self.chain.shards[source_shards(self.shard.index, self.shard.shards, len(self.chain.shards))[0]]
-        return ChangedRows(_clock_from_json(about["clock"]), self.channels)
+    def is_of(self, index: int, shards: int, held: Shard | None) -> bool:
+        """Whether it is of a place of the process that holds a shard, or None."""
+        return (self.shard.index, self.shard.shards) == (index, shards)
 
-    def continued(self, chain: CheckpointChain) -> Shard | None:
+    def drop(self) -> None:
+        """Lets go of these rows."""
+
+    def continued(self, chain: CheckpointChain) -> tuple[Shard, ChangedRows] | None:
         """The shard in a later checkpoint that builds on it, and is verified here; None: this one does not.
 
         Raises:
@@ -270,7 +271,7 @@ class ReadAhead(NamedTuple):
         try:
             for settings, table, channel in zip(shard.spec.tables, shard.tables, self.channels, strict=True):
                 changes = chain.changes(settings["name"], sources, self.chain)
-                _load_rows(table, changes, shard.index, shard.shards, gone_to=channel)
+                table.mark_dirty(channel, _load_rows(table, changes, shard.index, shard.shards))
             vectors = _read_vectors(chain, sources, shard.spec, shard.index, shard.shards)
             shard.dense.load(vectors.dense, vectors.slots, vectors.steps)
             shard.statistics.load(vectors.statistics, np.empty((0, len(vectors.statistics)), np.float32), 0.0)
@@ -278,7 +279,84 @@ class ReadAhead(NamedTuple):
             _resume(shard, chain, sources[0])
         except _DAMAGE as exc:
             raise _mismatch(chain, exc) from exc
-        return shard
+        return shard, ChangedRows(_clock_of(self.chain, sources[0]), self.channels)
+
+
+class GainedAhead(NamedTuple):
+    """The same, of a process that holds a shard: rows that it gains with its next place, in the tables that it has.
+
+    Attributes:
+        chain: the checkpoint, which has been written by the shards of before.
+        held: the shard.
+        place: its next index.
+        shards: how many there are then.
+    """
+
+    chain: CheckpointChain
+    held: Shard
+    place: int
+    shards: int
+
+    @classmethod
+    def of(cls, chain: CheckpointChain, held: Shard, index: int, shards: int) -> "GainedAhead":
+        """Reads them; raises the errors of `restore_shard`."""
+        ahead = cls(chain, held, index, shards)
+        held.sweep()
+        try:
+            ahead._load()
+        except BaseException as exc:
+            ahead.drop()
+            if isinstance(exc, _DAMAGE):
+                raise _mismatch(chain, exc) from exc
+            raise
+        return ahead
+
+    def is_of(self, index: int, shards: int, held: Shard | None) -> bool:
+        return held is self.held and (self.place, self.shards) == (index, shards)
+
+    def drop(self) -> None:
+        for table in self.held.tables:
+            table.set_slots(*own_slots(self.held.index, self.held.shards))
+        self.held.sweep()
+
+    def continued(self, chain: CheckpointChain) -> tuple[Shard, ChangedRows] | None:
+        """As of `ReadAhead`; None also if the shard has learned on since. Otherwise it is retired.
+
+        Raises:
+            CheckpointCorrupt: it is damaged.
+        """
+        held, spec, index, shards = self.held, self.held.spec, self.place, self.shards
+        if not (chain.builds_on(self.chain) and written_spec(chain) == spec):
+            return None
+        sources = source_shards(index, shards, len(chain.shards))
+        chain.verify(sources, known=self.chain)
+        try:
+            gained = self._load(chain)
+            vectors = _read_vectors(chain, sources, spec, index, shards)
+            initial = InitialState(_run_of(chain), spec, vectors.dense, vectors.statistics)
+            shard = Shard(initial, index, shards, tables=held.tables)
+            shard.dense.load(vectors.dense, vectors.slots, vectors.steps)
+            _resume(shard, chain, sources[0])
+        except _DAMAGE as exc:
+            raise _mismatch(chain, exc) from exc
+        if not held.retire_at(shard.clock(), "its process has another place in the map of shards"):
+            return None
+        for settings, table in zip(spec.tables, shard.tables, strict=True):
+            table.set_slots(*own_slots(index, shards))
+            table.set_capacity(share_of_capacity(settings, shards))
+            table.reset_admission()
+        _merge_admission(shard, vectors.arrays, [settings["name"] for settings in spec.tables])
+        return shard, ChangedRows(_clock_of(self.chain, sources[0]), (), held, gained)
+
+    def _load(self, later: CheckpointChain | None = None) -> list[NDArray[np.uint64]]:
+        """Loads what is gained of the checkpoint, or of what a later one adds to it; by table, the keys."""
+        sources = source_shards(self.place, self.shards, len(self.chain.shards))
+        others = [source for source in sources if source != self.held.index]
+        chain, known = (later, self.chain) if later else (self.chain, None)
+        return [
+            _load_rows(table, chain.changes(settings["name"], others, known), self.place, self.shards)
+            for settings, table in zip(self.held.spec.tables, self.held.tables, strict=True)
+        ]
 
 
 _DAMAGE = (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
@@ -292,10 +370,14 @@ def _resume(shard: Shard, chain: CheckpointChain, source: int) -> None:
     """Gives a shard the progress of one of a checkpoint."""
     about = chain.shards[source]
     watermarks, refusals = about.get("watermarks", {}), about.get("refusals", {})
-    clock = _clock_from_json(about["clock"])
+    clock = _clock_of(chain, source)
     predictions = _predictions_of(chain.arrays(source))
     progress = Progress(clock, _watermarks_from_json(watermarks), _refusals_from_json(refusals), predictions)
     shard.resume(progress, _parse_uint(about["samples"], 64), _parse_uint(about["watermark"], 32))
+
+
+def _clock_of(chain: CheckpointChain, shard: int) -> dict[int, int]:
+    return _clock_from_json(chain.shards[shard]["clock"])
 
 
 def check_shard_count(chain: CheckpointChain, shards: int) -> None:
@@ -420,21 +502,20 @@ def _load_rows(
     index: int,
     shards: int,
     kept: TableEvolution | None = None,
-    *,
-    gone_to: int | None = None,
-) -> None:
-    """Loads them; `gone_to` is a channel that gets all keys which are gone, also those that had no row here."""
+) -> NDArray[np.uint64]:
+    """Loads them; returns the keys, also of those that are gone."""
+    keys = [np.empty(0, np.uint64)]
     for change in _prefetch(_owned(changes, index, shards)):
+        keys.append(change.keys)
         if isinstance(change, Tombstones):
             table.remove(change.keys)
-            if gone_to is not None:
-                table.mark_dirty(gone_to, change.keys)
         elif kept is None:
             table.load(*change)
         else:
             born, _ = table.pull_state(change.keys)
             embeddings, state = kept.convert(change.embeddings, change.state, born)
             table.load(change.keys, embeddings, state, change.counts, change.last_seen)
+    return np.concatenate(keys)
 
 
 def _owned(changes: Iterator[RowsChange], index: int, shards: int) -> Iterator[RowsChange]:

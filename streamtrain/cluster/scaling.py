@@ -20,6 +20,7 @@ from streamtrain.errors import CheckpointError, ShardError, ShardRefused, ShardU
 from streamtrain.ps.nodes.shards import Control
 from streamtrain.ps.nodes.topology import ShardMap
 from streamtrain.ps.rpc.control import Retry, patiently
+from streamtrain.ps.shard import HASH_SLOTS, own_slots
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Estimate(NamedTuple):
         rows: of all shards.
         bytes: of all shards.
         bytes_each: of each of the next shards.
-        bytes_meanwhile: that a shard needs which stays, until it has changed.
+        bytes_meanwhile: that one of today's shards needs at most, until it has changed: for its rows, and those gained.
     """
 
     shards: int
@@ -93,9 +94,18 @@ class Estimate(NamedTuple):
             raise ShardUnavailable(f"{', '.join(away)}: not ready, so its rows are not known; retry later")
         rows = sum(sum(one["rows"].values()) for one in shards)
         total = sum(one["bytes"] for one in shards)
-        return cls(
-            len(shards), count, rows, total, total // count, max(one["bytes"] for one in shards) + total // count
-        )
+        gained = [_gained(index, len(shards), count) for index in range(len(shards))]
+        meanwhile = max(one["bytes"] + int(total * share) for one, share in zip(shards, gained, strict=True))
+        return cls(len(shards), count, rows, total, total // count, meanwhile)
+
+
+def _gained(index: int, shards: int, count: int) -> float:
+    """The share of all rows that a shard gains which has the same place among another number of them."""
+    if index >= count:
+        return 0.0
+    (begin, end), (next_begin, next_end) = own_slots(index, shards), own_slots(index, count)
+    common = max(0, min(end, next_end) - max(begin, next_begin))
+    return (next_end - next_begin - common) / HASH_SLOTS
 
 
 MOST_SHARDS = 1024

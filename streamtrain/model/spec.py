@@ -342,11 +342,16 @@ class Spec:
     def make_tables(self, shards: int = 1) -> list[Table]:
         """The empty tables of one of `shards` shards, each with its share of the capacity."""
         settings = [{name: value for name, value in one.items() if name != "name"} for one in self.tables]
-        return [Table(**one | {"capacity": -(-one.get("capacity", 0) // shards)}) for one in settings]
+        return [Table(**one | {"capacity": share_of_capacity(one, shards)}) for one in settings]
 
     def make_dense(self, values: Any) -> DenseVector:
         """A slice of the dense parameters, from its first values, float32 [n]."""
         return DenseVector(np.ascontiguousarray(values, np.float32), **self.dense_optimizer)
+
+
+def share_of_capacity(table: Mapping[str, Any], shards: int) -> int:
+    """The most rows of a table, by its settings, in one of `shards` shards; 0: there is no limit."""
+    return -(-int(table.get("capacity", 0)) // shards)
 
 
 def _complete(optimizer: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,10 @@
 """What a node needs of checkpoints and publications, and what it answers to them."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.shard import Shard
@@ -25,11 +29,15 @@ class ChangedRows(NamedTuple):
 
     Attributes:
         since: where the checkpoint stands.
-        channels: by table, a change channel that holds them.
+        channels: by table, a change channel that holds them; none with `kept`.
+        kept: the shard of before in the same process, whose tables it has; None: it has others.
+        gained: with `kept`, by table the keys, uint64 [n], of those changed rows which that shard had not.
     """
 
     since: Clock
-    channels: list[int]
+    channels: Sequence[int]
+    kept: Shard | None = None
+    gained: Sequence[NDArray[np.uint64]] = ()
 
 
 class RestoredShard(NamedTuple):
@@ -55,15 +63,23 @@ class CheckpointStore(Protocol):
 
     digest: str
 
-    def restore(self, index: int, shards: int) -> RestoredShard | None:
-        """The shard in the newest intact checkpoint; None: there is none."""
+    def restore(self, index: int, shards: int, held: Shard | None = None) -> RestoredShard | None:
+        """The shard in the newest intact checkpoint; None: there is none.
 
-    def read_ahead(self, index: int, shards: int) -> None:
+        Args:
+            index: of the shard.
+            shards: how many there are.
+            held: the one that is here, of which no checkpoint is being written. If it was there when rows were read
+                ahead, and stands where the checkpoint does, it is retired, and what is restored has its tables.
+        """
+
+    def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
         """Reads what the newest checkpoint has of a shard, so that `restore` need only read what has changed since.
 
         Args:
             index: of the shard.
             shards: how many there are; 0: what was read is let go.
+            held: the one that is here, and goes on meanwhile: rows that it has are not read.
 
         Raises:
             CheckpointError: it cannot be read.
@@ -106,6 +122,8 @@ class Publisher(Protocol):
 
     def take_over(self, shard: Shard, changed: ChangedRows, head: str) -> None:
         """Goes on from what other shards have published: the next part has what changed since, if it is still the head.
+
+        Of tables that are `kept`, it goes on from what it has published itself.
 
         Args:
             shard: which has the rows of its place from here on.

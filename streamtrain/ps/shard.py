@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _SCANNED_ROWS = 1 << 16
 _SCANNED_KEYS = 1 << 17
+_SWEPT_ROWS = 1 << 14
+HASH_SLOTS = 1 << 16
 
 
 class _PushBarrier:
@@ -134,6 +136,7 @@ class Shard:
     Args:
         initial: what the shard starts from.
         index: 0 to shards - 1.
+        tables: of the shard that had these rows before; None: new ones.
 
     Attributes:
         replicator: replicates pushes to a backup; None: no backup. Set before the first push.
@@ -141,7 +144,9 @@ class Shard:
         rates: these learning rates.
     """
 
-    def __init__(self, initial: InitialState, index: int, shards: int) -> None:
+    def __init__(
+        self, initial: InitialState, index: int, shards: int, *, tables: Sequence[Table] | None = None
+    ) -> None:
         self.replicator: Replicator | None = None
         self.spec = initial.spec
         self.rates = self.spec.current_rates
@@ -149,7 +154,7 @@ class Shard:
         self.index = index
         self.shards = shards
         self.run = initial.run
-        self.tables = self.spec.make_tables(shards)
+        self.tables = self._make_tables() if tables is None else [*tables]
         self.dense = self.spec.make_dense(initial.dense)
         # A change is a gradient of -1 per unit under SGD with rate 1: the same locks and checks as for weights.
         self.statistics = DenseVector(np.ascontiguousarray(initial.statistics, np.float32), optimizer="sgd", rate=1.0)
@@ -169,6 +174,12 @@ class Shard:
         self._broken: str | None = None
         self._retired: str | None = None
         self._fenced: str | None = None
+
+    def _make_tables(self) -> list[Table]:
+        tables = self.spec.make_tables(self.shards)
+        for table in tables:
+            table.set_slots(*own_slots(self.index, self.shards))
+        return tables
 
     def pull_rows(self, keys: Sequence[NDArray[np.uint64]], rows: Sequence[Floats]) -> None:
         """Reads rows into `rows`, by table float32 [n, dim]; an id without a row gives its birth value."""
@@ -366,6 +377,22 @@ class Shard:
             self._barrier.open()
             self._lock.notify_all()
 
+    def sweep(self) -> None:
+        """Takes away what rows of other shards its tables have, see `Table.set_slots`; many may do so together."""
+        for table in self.tables:
+            while table.sweep(_SWEPT_ROWS):
+                pass
+
+    def retire_at(self, clock: Clock, why: str) -> bool:
+        """`retire`, if the shard is at this clock and has not failed; returns whether it was retired."""
+        with self._lock:
+            if self._broken or self._fenced or not _same(self._clock.read(), clock):
+                return False
+            self._retired = why
+            self._barrier.open()
+            self._lock.notify_all()
+            return True
+
     def retire(self, why: str) -> None:
         """Refuses all pulls, pushes and checkpoints from now on, with `why` in the error."""
         with self._lock:
@@ -447,6 +474,8 @@ class Shard:
             ShardRefused: unknown table.
         """
         self.check()
+        if not cursor:
+            self.sweep()
         after, rows = self._table(table).scan(cursor, _SCANNED_KEYS)
         return rows.keys.copy(), after
 
@@ -499,9 +528,16 @@ class Shard:
                 self._lock.notify_all()
 
 
+def own_slots(index: int, shards: int) -> tuple[int, int]:
+    """The hash slots of shard `index` out of `shards`, begin to end - 1, as `shards_of` has them."""
+    return -(-index * HASH_SLOTS // shards), -(-(index + 1) * HASH_SLOTS // shards)
+
+
 def scan_rows(table: Table) -> Iterator[Rows]:
     """All rows of a table, in parts of at most 65536; pushes may be applied between two of them."""
     cursor: int | None = 0
+    while table.sweep(_SWEPT_ROWS):  # which gives rows other ids
+        pass
     while cursor is not None:
         cursor, rows = table.scan(cursor, _SCANNED_ROWS)
         yield rows

@@ -42,6 +42,10 @@ class PublishedTable:
         """Ends; what changes is not kept any more."""
         self._table.close_channel(self._channel)
 
+    def release(self) -> int:
+        """Ends, and leaves the channel, with what it holds, to somebody else."""
+        return self._channel
+
     def all(self) -> Iterator[RowChange]:
         """Every row, some of them as they were at one moment and some at another, but for which `changes` follows."""
         for rows in scan_rows(self._table):

@@ -1,6 +1,7 @@
 """Publisher: publishes one shard while it is trained."""
 
 import json
+import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import streamtrain.ps.rpc.ps_pb2 as pb
-from streamtrain.errors import PublicationCorrupt, ShardRefused
+from streamtrain.errors import PublicationCorrupt, ShardRefused, StreamtrainError
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.hooks import ChangedRows
 from streamtrain.ps.shard import Shard, scan_rows
@@ -17,6 +18,8 @@ from streamtrain.publish.published_table import PublishedTable, row_sums
 from streamtrain.store.publication import Floats, RowChange, Weights
 from streamtrain.store.redis.dictionary import RedisDictionaries, ShardPart
 from streamtrain.store.redis.layout import FullPublicationNeeded, Layout
+
+logger = logging.getLogger(__name__)
 
 _MOST_TOKENS = 1000
 
@@ -52,6 +55,7 @@ class ShardPublisher:
         if full is not None and full.shards != shard.shards:
             raise ShardRefused(f"the layout is of {full.shards} shards, this is one of {shard.shards}")
         with self._lock:
+            shard.sweep()  # which has to do with the number of rows
             progress = shard.progress()  # before rows are read, which so are of this clock or a later one
             watermark = shard.watermark
             if not layout and (why := self._why_full(shard)):
@@ -99,10 +103,28 @@ class ShardPublisher:
 
     def take_over(self, shard: Shard, changed: ChangedRows, head: str) -> None:
         with self._lock:
+            channels = changed.channels if changed.kept is None else self._release(changed.kept)
             self._forget()
+            if not channels:
+                return
             self._others, self._since, self._token, self._tokens = head, changed.since, head, [head]
-            of_tables = zip(shard.spec.tables, shard.tables, changed.channels, strict=True)
+            of_tables = zip(shard.spec.tables, shard.tables, channels, strict=True)
             self._tables = {one["name"]: PublishedTable(one, table, channel) for one, table, channel in of_tables}
+            for table, channel, keys in zip(shard.tables, channels, changed.gained, strict=False):
+                table.mark_dirty(channel, keys)
+
+    def _release(self, kept: Shard) -> list[int]:
+        """The channels of a shard, with all that the head does not have of it; none if it has nothing to do with it."""
+        try:
+            if why := self._why_full(kept):
+                logger.info("everything is published anew: %s", why)
+                return []
+        except StreamtrainError as exc:
+            logger.warning("everything is published anew: %s", exc)
+            return []
+        self._put_back()
+        published, self._tables = self._tables, {}
+        return [table.release() for table in published.values()]
 
     def forget(self) -> None:
         with self._lock:
@@ -154,13 +176,17 @@ class ShardPublisher:
 
     def _changes(self) -> list[RowChange]:
         """What has changed since the head."""
-        if self._token != self._tokens[0]:  # what was read last is not in it
-            for change in self._written:
-                self._tables[change.table].put_back(change)
+        self._put_back()
         self._token, self._written = "", []
         for table in self._tables.values():
             self._written.append(table.changes())
         return self._written
+
+    def _put_back(self) -> None:
+        """Has come again what was read last, if it is not in the head."""
+        if self._token != self._tokens[0]:
+            for change in self._written:
+                self._tables[change.table].put_back(change)
 
     def _count(self, rows: dict[str, int]) -> None:
         rows.update({name: table.rows for name, table in self._tables.items()})

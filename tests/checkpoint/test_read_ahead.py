@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
 from streamtrain.checkpoint.shard_state import shard_arrays
-from streamtrain.errors import CheckpointError
+from streamtrain.errors import CheckpointError, ShardUnavailable
+from streamtrain.ps.clock import Span
+from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.shard import Shard
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import Cluster, assert_each_exact, contents, some_log, with_table
+from tests.ps.counting import assert_exact, pushes
 from tests.ps.served import COUNTING
 
 LOG = some_log(1, 4_000, ids=1_000)
@@ -85,3 +89,94 @@ def test_what_was_read_is_let_go(place: str) -> None:
     assert writer._ahead is not None
     writer.read_ahead(0, 0)
     assert writer._ahead is None
+
+
+def place_all(nodes: list[Node]) -> None:
+    for index, node in enumerate(nodes):
+        node.place(index, len(nodes), "", 2)
+
+
+def tables(nodes: list[Node]) -> list[Any]:
+    return [node.shard.tables[0] for node in nodes]
+
+
+@pytest.mark.parametrize("options", [{}, {"min_count": 3}, {"capacity": 1_500}, {"expire_after": 5_000}])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (2, 4), (3, 2), (4, 3)])
+def test_who_has_a_shard_keeps_its_rows(place: str, before: int, after: int, options: dict[str, Any]) -> None:
+    """It reads only what it gains, and is what a new process restores, bit for bit."""
+    cluster = Cluster(place, before, with_table(COUNTING, **options))
+    cluster.learn(LOG, *((0, at, at + 50) for at in range(0, 1_000, 50)))
+    cluster.take()
+    cluster.learn(LOG, (0, 1_000, 1_300))
+    cluster.take()
+    nodes = [*cluster.nodes[:after], *(cluster._node(0, 0) for _ in range(after - before))]
+    old, kept = cluster.shards, tables(cluster.nodes)
+    counts = [len(table) for table in kept]
+    for index, node in enumerate(nodes):
+        node.read_ahead(index, after)
+    assert [len(table) for table in kept] == counts  # what is read is not theirs yet
+    cluster.learn(LOG, *((0, at, at + 50) for at in range(1_300, 2_000, 50)))
+    gone = next(iter(contents(cluster.shards)))
+    for shard in cluster.shards:
+        shard.tables[0].remove(np.array([gone], np.uint64))
+    assert cluster.take().kind == "delta"
+    place_all(nodes)
+    same = min(before, after)
+    assert [one is other for one, other in zip(tables(nodes), kept, strict=False)] == [True] * same
+    for index, node in enumerate(nodes):
+        restored = CheckpointWriter(Epochs(place)).restore(index, after)
+        assert restored is not None
+        assert everything(node.shard) == everything(restored[0])
+        found, expected = (shard.tables[0].stats() for shard in (node.shard, restored[0]))
+        assert found["rows_bytes"] <= expected["rows_bytes"]  # the memory of lost rows is let go
+    for shard in old[:same]:
+        with pytest.raises(ShardUnavailable, match="its process has another place"):
+            shard.check()
+    cluster.nodes[:] = nodes
+    cluster.learn({0: [*LOG[0][:2_000], *some_log(1, 2_000, ids=9_000)[0]]}, (0, 2_000, 4_000))
+    most = -(-options.get("capacity", 1 << 30) // after)
+    assert all(len(table) <= most for table in tables(nodes))
+    assert sum(map(len, tables(nodes))) > (1_300 if "capacity" in options else 0)
+
+
+def test_who_has_learned_on_is_restored_as_a_whole(place: str) -> None:
+    """As pushes are held back only for so long; what is in the checkpoint decides."""
+    cluster = Cluster(place)
+    cluster.learn(LOG, (0, 0, 1_000))
+    cluster.take()
+    for index, node in enumerate(cluster.nodes):
+        node.read_ahead(1 - index, 2)
+    cluster.learn(LOG, (0, 1_000, 1_300))
+    cluster.take()
+    old = tables(cluster.nodes)
+    cluster.nodes[1].shard.push(pushes(LOG, [Span(0, 1_300, 1_400)], 2)[1])
+    for index, node in enumerate(cluster.nodes):
+        node.place(1 - index, 2, "", 2)
+    assert [one is other for one, other in zip(tables(cluster.nodes), old, strict=True)] == [True, False]
+    cluster.nodes.reverse()
+    cluster.learn(LOG, (0, 1_300, 1_500))
+    assert_exact(cluster.shards, {0: LOG[0][:1_500]})
+
+
+def test_nothing_is_of_a_shard_until_it_has_its_place(place: str) -> None:
+    """What is read ahead is in no checkpoint, and what is not needed any more is let go."""
+    cluster = Cluster(place)
+    cluster.learn(LOG, (0, 0, 1_000))
+    cluster.take()
+    before = contents(cluster.shards)
+    sizes = [table.stats()["rows_bytes"] for table in tables(cluster.nodes)]
+    cluster.nodes[0].read_ahead(0, 1)
+    assert contents(cluster.shards) == before
+    assert tables(cluster.nodes)[0].stats()["rows_bytes"] > sizes[0]
+    assert cluster.take(full=True).kind == "full"
+    again = [CheckpointWriter(Epochs(place)).restore(index, 2) for index in range(2)]
+    assert contents([one.shard for one in again if one]) == before
+    cluster.learn(LOG, (0, 1_000, 1_100))
+    cluster.nodes[0].read_ahead(0, 0)
+    assert tables(cluster.nodes)[0].stats()["rows_bytes"] < 1.2 * sizes[0]
+    assert cluster.take().kind == "delta"
+    found = CheckpointWriter(Epochs(place)).restore(0, 1)
+    assert found is not None
+    assert_exact([found.shard], {0: LOG[0][:1_100]})
+    cluster.learn(LOG, (0, 1_100, 1_200))
+    assert_exact(cluster.shards, {0: LOG[0][:1_200]})

@@ -129,14 +129,17 @@ class Scaled:
         return Shards([self.channels[index] for index in indices], beginning(tensorflow=False))
 
     def learned(self, offset: int, *indices: int) -> None:
-        """Waits until these shards have learned all partitions up to an offset."""
+        """Waits until these shards have learned all partitions up to an offset, in their places."""
         shards = self.shards(*indices)
 
         def is_so() -> bool:
             assert not self.failures, self.failures
             try:
+                places = [(one.shard, one.shards) for one in (control.status() for control in shards.controls)]
                 clocks = shards.clocks()
             except ShardError:
+                return False
+            if places != [(index, len(indices)) for index in range(len(indices))]:  # one was started again as it was
                 return False
             return all(clock.get(partition, 0) >= offset for clock in clocks for partition in range(PARTITIONS))
 

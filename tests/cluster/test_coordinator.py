@@ -292,7 +292,9 @@ def test_what_a_change_of_shards_takes_is_estimated() -> None:
         {"state": "ready", "rows": {"a": 30, "b": 10}, "bytes": 1000},
         {"state": "ready", "rows": {"a": 20}, "bytes": 800},
     ]
-    assert Estimate.of({"shards": shards}, 4) == (2, 4, 60, 1800, 450, 1450)
+    assert Estimate.of({"shards": shards}, 4) == (2, 4, 60, 1800, 450, 800 + 450)  # the second one gets other rows
+    assert Estimate.of({"shards": shards}, 1) == (2, 1, 60, 1800, 1800, 1000 + 900)
+    assert Estimate.of({"shards": shards[:1]}, 3)[-1] == 1000
     with pytest.raises(ShardUnavailable, match="c:1: not ready"):
         Estimate.of({"shards": [*shards, {"state": "away", "address": "c:1"}]}, 4)
 

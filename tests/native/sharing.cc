@@ -123,6 +123,20 @@ void view(SharedTable& table) {
   }
 }
 
+// A shard that loses half of its slots now and then, and gets them back, while others use the rows of all.
+void change_slots(SharedTable& table) {
+  while (!stop) {
+    try {
+      table.set_slots(0, kHashSlots / 2);
+      for (int i = 0; i < 20 && table.sweep(3000) && !stop; ++i) continue;
+      table.set_slots(0, kHashSlots);
+    } catch (const std::logic_error&) {  // a snapshot is open, or a channel is sealed
+    }
+    while (table.sweep(3000) && !stop) continue;
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));  // in which rows may be evicted
+  }
+}
+
 // Bytes through a ring in plain memory, which ThreadSanitizer sees as one: of a lane it sees two mappings.
 using Memory = RingMemory<4096>;
 
@@ -178,6 +192,7 @@ int run(int seconds) {
   for (const uint64_t seed : {3, 4}) threads.emplace_back([&, seed] { look(table, seed); });
   for (const uint64_t seed : {5, 6}) threads.emplace_back([&, seed] { drain(table, seed); });
   threads.emplace_back([&] { view(table); });
+  threads.emplace_back([&] { change_slots(table); });
   threads.emplace_back([&] { write_ring(*memory); });
   threads.emplace_back([&] { read_ring(*memory); });
   for (Lane* lane : {&maker, &taker}) {

@@ -81,10 +81,22 @@ KEYS = st.sampled_from(
 GRADIENTS = st.floats(-100, 100, width=32) | st.sampled_from([np.inf, -np.inf, np.nan, 1e30, 1e-30, 0.0])
 
 
+SLOTS = [(0, 1 << 16), (0, 1 << 15), (1 << 15, 1 << 16), (1 << 14, 3 << 14), (0, 1), ((1 << 16) - 1, 1 << 16)]
+
+
+def are_of(keys: Iterable[int], slots: tuple[int, int]) -> set[int]:
+    """Those keys whose hash slots are within these."""
+    return {key for key in keys if slots[0] <= key >> 48 < slots[1]}
+
+
 class TableMachine(RuleBasedStateMachine):
-    """Random calls on both; everything that can be seen must be equal, bit for bit."""
+    """Random calls on both; everything that can be seen must be equal, bit for bit.
+
+    The oracle knows no slots: what is foreign is kept beside it. A channel may also have what was foreign in between.
+    """
 
     channels = Bundle("channels")
+    changes_slots = False
 
     @initialize(
         optimizer=st.sampled_from(OPTIMIZERS),
@@ -99,16 +111,25 @@ class TableMachine(RuleBasedStateMachine):
     )
     def start(self, **options: Any) -> None:
         options |= {"rate": 0.5, "init_scale": 0.25, "sketch_width": 64, "l2": 0.1}
+        self.options = options
         self.table = _core.Table(**options)
         self.oracle = oracle.Table(**options)
+        self.slots = SLOTS[0]
+        self.foreign: dict[int, oracle.Row] = {}
+        self.swept = True
+        self.maybe: set[int] = set()  # keys that channels may have or not
         self.ids: dict[int, int] = {}
         self.snapshot: dict[int, oracle.Row] | None = None
         self.read: dict[int, oracle.Row] = {}
         self.now = 100
+        self.fill()
+
+    def fill(self) -> None:
+        """What it begins with."""
 
     @rule(data=st.data(), rate=st.sampled_from([None, None, 0.125]))
     def push(self, data: st.DataObject, rate: float | None) -> None:
-        keys = data.draw(st.lists(KEYS, max_size=12))
+        keys = self.own(data.draw(st.lists(KEYS, max_size=12)))
         n = len(keys)
         gradients = data.draw(hnp.arrays(np.float32, (n, self.table.dim), elements=GRADIENTS, fill=st.just(0.5)))
         counts = data.draw(st.lists(st.sampled_from([0, 1, 1, 3, 300, 2**32 - 1]), min_size=n, max_size=n))
@@ -120,25 +141,69 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(keys=st.lists(KEYS, max_size=12))
     def pull(self, keys: list[int]) -> None:
+        keys = keys if self.swept else self.own(keys)
+        mine, self.oracle.rows = self.oracle.rows, self.oracle.rows | self.foreign
         assert_array_equal(self.table.pull(u64(keys)), self.oracle.pull(keys))
+        self.oracle.rows = mine
+
+    def own(self, keys: Iterable[int]) -> list[int]:
+        return [key for key in keys if are_of([key], self.slots)]
+
+    @precondition(lambda self: self.changes_slots)
+    @rule(slots=st.sampled_from(SLOTS), visits=st.sampled_from([0, 40, 60, 1000]))
+    def set_slots(self, slots: tuple[int, int], visits: int) -> None:
+        if self.snapshot is not None or any(one.sealed is not None for one in self.oracle.channels.values()):
+            if slots != self.slots and self.oracle.rows:
+                with pytest.raises(RuntimeError, match="snapshot"):
+                    self.table.set_slots(*slots)
+            return
+        self.table.set_slots(*slots)
+        every = self.oracle.rows | (self.foreign if self.swept else {})
+        if not self.swept:  # they may be there or not: what is not own is taken away, and the rest made sure of
+            self.table.remove(u64(self.foreign))
+        mine = are_of(every, slots)
+        self.maybe |= (every.keys() ^ mine) | are_of(self.foreign, slots)
+        self.maybe |= {key for one in self.oracle.channels.values() for key in one.changed | one.tombstones}
+        self.oracle.rows = {key: every[key] for key in mine}
+        self.foreign = {key: every[key] for key in every.keys() - mine}
+        self.slots, self.swept = slots, False
+        for channel in self.ids:  # as whoever gains rows does: what is own has to come, or not to be there
+            keys = self.own(self.oracle.channels[channel].changed | self.oracle.channels[channel].tombstones)
+            self.table.mark_dirty(channel, u64(keys))
+            self.oracle.channels[channel] = oracle.Channel()
+            self.oracle.mark_dirty(channel, keys)
+        self.sweep(visits)
+
+    @precondition(lambda self: not self.swept)
+    @rule(max_rows=st.sampled_from([1, 5, 20, 1000]))
+    def sweep(self, max_rows: int) -> None:
+        if not self.swept:
+            self.maybe |= self.oracle.rows.keys()  # as rows that get other ids may count as changed
+        if not self.table.sweep(max_rows) and not self.swept:
+            self.swept, self.foreign = True, {}
 
     @rule(keys=st.lists(KEYS, max_size=6), data=st.data())
     def load(self, keys: list[int], data: st.DataObject) -> None:
+        keys = keys if self.swept else self.own(keys)
         n = len(keys)
         values = st.floats(-1e6, 1e6, width=32)
         embeddings = data.draw(hnp.arrays(np.float32, (n, self.table.dim), elements=values))
         state = np.abs(data.draw(hnp.arrays(np.float32, (n, self.table.state_size), elements=values)))
         if self.oracle.optimizer.name == "adam":
             state[:, -1] = np.arange(n) % 9  # a number of updates
-        new = len(set(keys) - self.oracle.rows.keys())
+        new = len(set(keys) - self.oracle.rows.keys() - self.foreign.keys())
         counts, times = range(7, 7 + n), range(self.now, self.now + n)
         assert self.table.load(u64(keys), embeddings, state, u32(counts), u32(times)) == new
+        aside = oracle.Table(**self.options)  # of what is foreign
         for key, *row in zip(keys, embeddings, state, counts, times, strict=True):
-            self.oracle.load(key, oracle.Row(*row))
+            (self.oracle if are_of([key], self.slots) else aside).load(key, oracle.Row(*row))
+        self.foreign |= aside.rows
 
     @rule(keys=st.lists(KEYS, max_size=6))
     def remove(self, keys: list[int]) -> None:
-        assert self.table.remove(u64(keys)) == self.oracle.remove(keys)
+        keys = keys if self.swept else self.own(keys)
+        gone = {key for key in keys if self.foreign.pop(key, None) is not None}
+        assert self.table.remove(u64(keys)) == self.oracle.remove(set(keys) - gone) + len(gone)
 
     @rule()
     def expire(self) -> None:
@@ -184,8 +249,9 @@ class TableMachine(RuleBasedStateMachine):
         tombstones = part.tombstones.tolist()
         assert len(rows) + len(tombstones) <= max_rows
         assert len(set(tombstones)) == len(tombstones)
-        assert set(tombstones) <= expected.tombstones
-        assert rows.keys() <= expected.changed
+        assert set(self.own([*rows, *tombstones])) == {*rows, *tombstones}
+        assert set(tombstones) <= expected.tombstones | self.maybe
+        assert rows.keys() <= expected.changed | self.maybe
         for key, row in rows.items():
             assert_same_row(row, (self.oracle.rows if expected.sealed is None else expected.sealed)[key])
         expected.tombstones -= set(tombstones)
@@ -232,7 +298,8 @@ class TableMachine(RuleBasedStateMachine):
     def same(self) -> None:
         if not hasattr(self, "table"):
             return
-        assert len(self.table) == len(self.oracle.rows)
+        if self.swept:
+            assert len(self.table) == len(self.oracle.rows)
         assert_same_rows(contents(self.table, 7), self.oracle.rows)
         if self.oracle.min_count > 1:
             assert self.table.admission().tobytes() == self.oracle.sketch.bytes()
@@ -249,8 +316,24 @@ class TableMachine(RuleBasedStateMachine):
             self.read_snapshot(3)
 
 
+class SlotsMachine(TableMachine):
+    """The same, of a table that begins full, gets other slots and is swept."""
+
+    changes_slots = True
+
+    def fill(self) -> None:
+        keys = [oracle.mix64(i) for i in range(36)]
+        embeddings, state = (np.ones((36, width), np.float32) for width in (self.table.dim, self.table.state_size))
+        self.table.load(u64(keys), embeddings, state, u32([2] * 36), u32([100] * 36))
+        for key in keys:
+            self.oracle.load(key, oracle.Row(embeddings[0], state[0], 2, 100))
+        self.ids[0] = self.table.open_channel()
+        self.oracle.channels[0] = oracle.Channel()
+
+
 TestTableMachine = TableMachine.TestCase
-TestTableMachine.settings = settings(
+TestSlotsMachine = SlotsMachine.TestCase
+TestTableMachine.settings = TestSlotsMachine.settings = settings(
     max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
@@ -656,6 +739,120 @@ def test_changes_put_back_are_not_lost() -> None:
     again = table.drain(channel, 100)
     assert sorted(again.rows.keys.tolist()) == [1, 3]
     assert again.tombstones.tolist() == [2]
+
+
+# Slots
+
+
+def halves(n: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Keys of the lower and the upper half of all slots, n each."""
+    keys = random_keys(np.random.default_rng(3), n)
+    return keys >> np.uint64(1), keys | np.uint64(1 << 63)
+
+
+def swept(table: _core.Table, slots: tuple[int, int], visits: int = 100) -> None:
+    table.set_slots(*slots)
+    while table.sweep(visits):
+        pass
+
+
+def test_rows_of_lost_slots_go_with_their_memory() -> None:
+    table = counting_table(16)
+    lower, upper = halves(20_000)
+    push(table, np.stack([lower, upper], 1).ravel().copy())
+    before = table.stats()["rows_bytes"]
+    channel = table.open_channel()
+    push(table, lower[:100])
+    push(table, upper[:100])
+    swept(table, (0, 1 << 15))
+    assert len(table) == 20_000
+    assert table.stats()["rows_bytes"] < before * 0.51
+    part = table.drain(channel, 1_000_000)
+    assert set(lower.tolist()) >= set(part.rows.keys.tolist()) >= set(lower[:100].tolist())
+    assert len(part.rows) <= 200  # a row that comes to the place of one that had changed counts as changed
+    assert not len(part.tombstones)
+    assert not table.lookup(upper)[0].any()
+    push(table, lower)
+    assert {row.count for key, row in contents(table).items() if key not in set(lower[:100].tolist())} == {2}
+
+
+def test_new_rows_do_not_come_faster_than_gaps_are_closed() -> None:
+    table = counting_table()
+    lower, upper = halves(20_000)
+    push(table, np.concatenate([upper, lower]))
+    table.set_slots(0, 1 << 15)
+    more, sweeps = lower.astype(np.uint64) ^ np.uint64(0xFFFF), 0
+    while table.sweep(100):
+        push(table, more[(sweeps * 200) % 20_000 :][:200].copy())
+        table.remove(more[(sweeps * 200 + 10_000) % 20_000 :][:200].copy())
+        sweeps += 1
+        assert sweeps < 1_000
+    assert table.stats()["rows_bytes"] < (len(table) + 1_000) * table.stats()["row_bytes"]
+    assert contents(table).keys() <= set(lower.tolist()) | set(more.tolist())
+
+
+def test_rows_of_slots_to_come_are_nowhere_until_then() -> None:
+    """They are brought beside what is trained, and belong to the table at once; nothing else tells of them."""
+    table = counting_table(capacity=150, expire_after=10)
+    lower, upper = halves(100)
+    swept(table, (0, 1 << 15))
+    channel = table.open_channel()
+    push(table, lower, time=100)
+    gained = counting_table(expire_after=10)
+    push(gained, upper, time=1)
+    _, rows = gained.scan(0, 1000)
+    table.load(rows.keys, rows.embeddings, rows.state, rows.counts, rows.last_seen)
+    assert len(table) == table.stats()["rows"] == table.pending(channel) == 100
+    assert contents(table).keys() == set(lower.tolist())
+    assert table.expire(100, 1000) == 0
+    assert table.remove(upper[:10].copy()) == 10
+    table.begin_snapshot()
+    part = table.read_snapshot(1000)
+    assert part is not None
+    assert set(part.keys.tolist()) == set(lower.tolist())
+    table.end_snapshot()
+    drained = table.drain(channel, 1000)
+    assert (set(drained.rows.keys.tolist()), len(drained.tombstones)) == (set(lower.tolist()), 0)
+    table.set_slots(0, 1 << 16)
+    assert contents(table).keys() == set(lower.tolist()) | set(upper[10:].tolist())
+    table.mark_dirty(channel, upper)
+    drained = table.drain(channel, 1000)
+    assert set(drained.rows.keys.tolist()) == set(upper[10:].tolist())
+    assert set(drained.tombstones.tolist()) == set(upper[:10].tolist())
+    assert push(table, lower, time=100).evicted == 0  # nothing goes until it is known how many there are
+    swept(table, (0, 1 << 16))
+    assert push(table, lower, time=100).evicted == 40
+    assert len(table) == 150
+
+
+def test_a_row_that_moves_is_not_taken_for_one_that_was_there() -> None:
+    """A removed row leaves its mark in a channel; the row that comes to its place has not changed for that."""
+    table = counting_table()
+    lower, upper = halves(50)
+    push(table, upper)
+    push(table, lower)
+    channel = table.open_channel()
+    push(table, upper)
+    table.set_slots(0, 1 << 15)
+    assert table.sweep(100)  # all are visited, and none has moved
+    table.seal(channel)
+    swept(table, (0, 1 << 15))
+    assert not len(table.drain(channel, 1000).rows)
+    assert len(table) == 50
+
+
+def test_slots_that_cannot_be() -> None:
+    table = counting_table()
+    for slots in [(0, 0), (5, 4), (0, (1 << 16) + 1)]:
+        with pytest.raises(ValueError, match="slots must be from 0 to 65536, and some"):
+            table.set_slots(*slots)
+    push(table, u64([1]))
+    table.begin_snapshot()
+    with pytest.raises(RuntimeError, match="a snapshot is open, or a channel is sealed"):
+        table.set_slots(0, 10)
+    table.set_slots(0, 1 << 16)  # as they are
+    with pytest.raises(ValueError, match="a capacity needs last_seen"):
+        table.set_capacity(5)
 
 
 def test_columns_outlive_table_and_part() -> None:

@@ -180,7 +180,7 @@ class Row:
 class Channel:
     changed: set[int] = field(default_factory=set)
     tombstones: set[int] = field(default_factory=set)
-    sealed: dict[int, Row] | None = None  # what changed, as of the seal
+    sealed: dict[int, Row] | None = None  # all rows as of the seal
 
 
 class Table:
@@ -273,7 +273,7 @@ class Table:
 
     def seal(self, channel: int) -> None:
         sealed = self.channels[channel]
-        sealed.sealed = {key: self.rows[key] for key in sealed.changed}
+        sealed.sealed = dict(self.rows)
 
     def mark_dirty(self, channel: int, keys: Iterable[int]) -> None:
         for key in keys:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import redis
 
+from streamtrain._core import shards_of
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import OriginUnavailable, PublicationError
 from streamtrain.publish.cluster_publisher import Publications
@@ -156,7 +157,7 @@ def test_a_node_of_a_cluster_that_comes_back_empty_is_filled_again(nodes: list[V
     cluster = Cluster(nodes[0].url, cluster=True)
     keys = np.arange(1, 20_001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for i, node in enumerate(cluster.nodes):
-        mine = keys[i::2].copy()
+        mine = keys[shards_of(keys, 2) == i]
         ones = np.ones(len(mine), np.uint32)
         none = np.empty((len(mine), 0), np.float32)
         node.shard.tables[0].load(mine, np.ones((len(mine), 1), np.float32), none, ones, ones)

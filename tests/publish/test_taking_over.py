@@ -99,8 +99,10 @@ class Moving:
         self.checkpointer.take()
         self.epoch += 1
         head = self.publications.head_token() if head is None else head
+        tables = [node.shard.tables[0] if node.ready else None for node in nodes]
         for index, node in enumerate(nodes):
             node.place(index, len(nodes), "run", self.epoch, head=head)
+        self.kept = [node.shard.tables[0] is table for node, table in zip(nodes, tables, strict=True)]
         self.nodes = nodes
         self._open()
 
@@ -140,6 +142,7 @@ def test_only_what_has_changed_is_published(moving: Moving) -> None:
         moving.learn(20)
         moving.remove(*first, *range(moving.learned % 7, 1_000, 50))
         moving.move(nodes)
+        assert moving.kept == [one is not None for one in kept]
         moving.learn(20)
         assert moving.publish() == dictionary
         moving.assert_published()

@@ -10,7 +10,7 @@ from streamtrain.errors import ShardRefused, ShardUnavailable, TakenOver
 from streamtrain.incarnation import Incarnation
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.consistency import Consistency
-from streamtrain.ps.hooks import ChangedRows, CheckpointStore, CutResult, FreezeResult, Publisher, Snapshot
+from streamtrain.ps.hooks import CheckpointStore, CutResult, FreezeResult, Publisher, RestoredShard, Snapshot
 from streamtrain.ps.replication.backup import BackupShard
 from streamtrain.ps.replication.roles import NodeRole, NodeState, Pairing
 from streamtrain.ps.shard import InitialState, Shard
@@ -134,7 +134,7 @@ class Node:
         with self._placing:
             if self._checkpoints is None:
                 raise ShardRefused(f"shard {self.index} has no checkpoints; set checkpoint.url")
-            self._checkpoints.read_ahead(index, shards)
+            self._checkpoints.read_ahead(index, shards, self.shard if self.ready else None)
 
     def place(self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "") -> None:
         """Gives it a place in a map of shards: it then holds what the newest checkpoint has there. Nothing, if it does.
@@ -166,27 +166,32 @@ class Node:
                 return
             found = None
             if shards and self._pairing is None:
-                found = self._checkpoints.restore(index, shards) if self._checkpoints else None
+                self._give_up()
+                held = self.shard if self.ready and self._writing is None else None
+                found = self._checkpoints.restore(index, shards, held) if self._checkpoints else None
                 if found is None and self.role.state is not NodeState.EMPTY:
                     raise ShardUnavailable(f"{was} finds no checkpoint to be shard {index} of {shards} with")
             self._give_up()
             self.role.vacate(index, shards)
             self.index, self.shards, self.epoch, self.map_epoch = index, shards, NO_EPOCH, map_epoch
-            if self._publisher is not None:
-                self._publisher.forget()
-            if found is not None and found.changed is not None:
-                self._take_over(found.shard, found.changed, head)
+            self._publish_on(found, head)
             if shards:
                 self.role.restored(found.shard if found else None)
                 self.epoch = found.epoch if found else NO_EPOCH
             logger.info("%s is shard %d of %d by map %d", was, index, shards, map_epoch)
+            if found is not None:  # rows of other shards, if it has kept its tables
+                threading.Thread(target=found.shard.sweep, name="sweep", daemon=True).start()
 
-    def _take_over(self, shard: Shard, changed: ChangedRows, head: str) -> None:
-        if self._publisher is not None and head:
-            self._publisher.take_over(shard, changed, head)
-        else:
-            for table, channel in zip(shard.tables, changed.channels, strict=True):
+    def _publish_on(self, found: RestoredShard | None, head: str) -> None:
+        """Has what is published from now on be of another shard, or of none."""
+        if found is not None and found.changed is not None:
+            if self._publisher is not None and head:
+                self._publisher.take_over(found.shard, found.changed, head)
+                return
+            for table, channel in zip(found.shard.tables, found.changed.channels, strict=False):  # none, if kept
                 table.close_channel(channel)
+        if self._publisher is not None:
+            self._publisher.forget()
 
     def initialise(self, initial: InitialState) -> Shard:
         """Gives an empty shard what it begins with; see `NodeRole.initialise`."""

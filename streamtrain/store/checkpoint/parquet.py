@@ -179,14 +179,10 @@ def _read(directory: Directory, name: str, columns: Callable[[pa.Schema], pa.Sch
             if not found.equals(columns(found)):
                 shown = ", ".join(f"{field.name}: {field.type}" for field in found)
                 raise pa.ArrowInvalid(f"unexpected columns: {shown}")
-            batches = parquet.iter_batches(GROUP_ROWS)
-        while True:
+        for group in range(parquet.num_row_groups):  # `iter_batches` keeps the memory of all groups to the end
             with directory.reading(name):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            if batch.num_rows:
-                yield batch
+                batches = parquet.read_row_group(group).to_batches(max_chunksize=GROUP_ROWS)
+            yield from batches
 
 
 def _expected(found: pa.Schema) -> pa.Schema:

@@ -67,10 +67,10 @@ def holding(shard: Shard) -> Node:
     class Store:
         digest = ""
 
-        def restore(self, index: int, shards: int) -> RestoredShard:
+        def restore(self, index: int, shards: int, held: Shard | None = None) -> RestoredShard:
             return RestoredShard(shard, 0)
 
-        def read_ahead(self, index: int, shards: int) -> None:
+        def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
             raise NotImplementedError
 
         def snapshot(self, shard: Shard, full: bool) -> Any:

@@ -471,10 +471,10 @@ def test_a_broken_shard_is_not_saved() -> None:
     class Store:
         digest = ""
 
-        def restore(self, index: int, shards: int) -> None:
+        def restore(self, index: int, shards: int, held: Shard | None = None) -> None:
             return None
 
-        def read_ahead(self, index: int, shards: int) -> None:
+        def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
             raise NotImplementedError
 
         def snapshot(self, shard: Shard, full: bool) -> Any:
