@@ -72,7 +72,7 @@ class Checkpointer:
         self._full_every = full_every
         self._saved: list[dict[int, int]] | None = None
 
-    def take(self, *, full: bool = False, hold: float = 0.0) -> CheckpointInfo:
+    def take(self, *, full: bool = False, delta: bool = False, hold: float = 0.0) -> CheckpointInfo:
         """Takes a checkpoint.
 
         1. Every shard holds back pushes and tells its clock.
@@ -82,8 +82,8 @@ class Checkpointer:
 
         Args:
             full: write all rows, also where those that changed would do.
-            hold: seconds for which pushes after it are held back nevertheless; see `release`. It is a delta then, if
-                that can be.
+            delta: write those that changed, if that can be, also where a full one is due.
+            hold: seconds for which pushes after it are held back nevertheless; see `release`.
 
         Raises:
             ShardError: a shard cannot be reached or is empty. No checkpoint, no harm.
@@ -107,7 +107,7 @@ class Checkpointer:
                         "its rows are not those of this cluster's shard"
                     )
             # All that may take long comes before pushes are held back.
-            epoch, newest = self._epochs.next(), None if full else self._base(at_any_length=hold > 0)
+            epoch, newest = self._epochs.next(), None if full else self._base(at_any_length=delta)
             frozen = of_all(lambda control: control.freeze())
             target = latest(one.clock for one in frozen)
             base = newest if newest and {one.written for one in frozen} == {newest.epoch} else None
@@ -236,21 +236,21 @@ class CheckpointSchedule:
             self._has_begun = True
             self._task.run_once()
 
-    def now(self, *, full: bool = False) -> CheckpointInfo:
-        """Takes one, after the one that is being taken; raises the errors of `Checkpointer.take`."""
+    def now(self, *, full: bool = False, delta: bool = False) -> CheckpointInfo:
+        """Takes one, after the one that is being taken; see `Checkpointer.take`."""
         with self._lock:
-            return self._take(full=full)
+            return self._take(full=full, delta=delta)
 
     @contextmanager
     def held(self, seconds: float) -> Iterator[CheckpointInfo]:
-        """Takes one after which pushes are held back for so long, or until the block fails; no other one within it.
+        """Takes a delta after which pushes are held back for so long, or until the block fails; no other one within it.
 
         Raises:
             ShardError: the shards were not cut at one clock; or the errors of `Checkpointer.take`.
         """
         with self._lock:
             try:
-                taken = self._take(hold=seconds)
+                taken = self._take(delta=True, hold=seconds)
                 if not taken.aligned:
                     raise ShardError("the shards could not be cut at one clock; retry later")
                 yield taken
@@ -258,8 +258,8 @@ class CheckpointSchedule:
                 self._checkpointer.release()
                 raise
 
-    def _take(self, *, full: bool = False, hold: float = 0.0) -> CheckpointInfo:
-        taken = self._checkpointer.take(full=full, hold=hold)
+    def _take(self, *, full: bool = False, delta: bool = False, hold: float = 0.0) -> CheckpointInfo:
+        taken = self._checkpointer.take(full=full, delta=delta, hold=hold)
         self.taken += 1
         self._count("checkpoints_taken")
         if self._failures.end():

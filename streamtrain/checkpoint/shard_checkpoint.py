@@ -19,7 +19,7 @@ from streamtrain.checkpoint.shard_state import (
     source_shards,
     to_row_part,
 )
-from streamtrain.errors import CheckpointError
+from streamtrain.errors import CheckpointCorrupt, CheckpointError
 from streamtrain.ps.hooks import RestoredShard
 from streamtrain.ps.nodes.node import NO_EPOCH
 from streamtrain.ps.shard import Shard
@@ -50,6 +50,8 @@ class CheckpointWriter:
         self._ahead: ReadAhead | GainedAhead | None = None
 
     def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
+        if self._ahead is not None and self._advance(index, shards, held):
+            return
         ahead, self._ahead = self._ahead, None  # which takes memory
         if ahead is not None:
             ahead.drop()
@@ -61,6 +63,19 @@ class CheckpointWriter:
                 self._ahead = GainedAhead.of(chain, held, index, shards)
             else:
                 self._ahead = ReadAhead.of(chain, index, shards)
+
+    def _advance(self, index: int, shards: int, held: Shard | None) -> bool:
+        """Reads on for the same place, if the newest checkpoint adds to the one that was read."""
+        ahead = self._ahead
+        if ahead is None or not ahead.is_of(index, shards, held):
+            return False
+        try:
+            advanced = ahead.advanced(self._epochs.open(max(self._epochs.numbers(), default=0)))
+        except CheckpointCorrupt as exc:
+            logger.warning("%s; looking for another checkpoint", exc)
+            return False
+        self._ahead = advanced or ahead
+        return advanced is not None
 
     def restore(self, index: int, shards: int, held: Shard | None = None) -> RestoredShard | None:
         ahead, self._ahead = self._ahead, None

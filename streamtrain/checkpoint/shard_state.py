@@ -231,12 +231,14 @@ class ReadAhead(NamedTuple):
     Attributes:
         chain: the checkpoint.
         shard: with these rows.
-        channels: by table, a change channel with what a later checkpoint has of them.
+        channels: by table, a change channel with what later checkpoints than the first have of them.
+        since: where that one stands.
     """
 
     chain: CheckpointChain
     shard: Shard
     channels: list[int]
+    since: dict[int, int]
 
     @classmethod
     def of(cls, chain: CheckpointChain, index: int, shards: int) -> "ReadAhead":
@@ -248,7 +250,7 @@ class ReadAhead(NamedTuple):
                 _load_rows(table, chain.changes(settings["name"], sources), index, shards)
         except _DAMAGE as exc:
             raise _mismatch(chain, exc) from exc
-        return cls(chain, shard, [table.open_channel() for table in shard.tables])
+        return cls(chain, shard, [table.open_channel() for table in shard.tables], _clock_of(chain, sources[0]))
 
     def is_of(self, index: int, shards: int, held: Shard | None) -> bool:
         """Whether it is of a place of the process that holds a shard, or None."""
@@ -257,8 +259,8 @@ class ReadAhead(NamedTuple):
     def drop(self) -> None:
         """Lets go of these rows."""
 
-    def continued(self, chain: CheckpointChain) -> tuple[Shard, ChangedRows] | None:
-        """The shard in a later checkpoint that builds on it, and is verified here; None: this one does not.
+    def advanced(self, chain: CheckpointChain) -> "ReadAhead | None":
+        """The same with what a later checkpoint adds, which is verified; None: this one does not build on it.
 
         Raises:
             CheckpointCorrupt: it is damaged.
@@ -272,6 +274,17 @@ class ReadAhead(NamedTuple):
             for settings, table, channel in zip(shard.spec.tables, shard.tables, self.channels, strict=True):
                 changes = chain.changes(settings["name"], sources, self.chain)
                 table.mark_dirty(channel, _load_rows(table, changes, shard.index, shard.shards))
+        except _DAMAGE as exc:
+            raise _mismatch(chain, exc) from exc
+        return self._replace(chain=chain)
+
+    def continued(self, chain: CheckpointChain) -> tuple[Shard, ChangedRows] | None:
+        """The shard in a later checkpoint; otherwise as `advanced`."""
+        if self.advanced(chain) is None:
+            return None
+        shard = self.shard
+        sources = source_shards(shard.index, shard.shards, len(chain.shards))
+        try:
             vectors = _read_vectors(chain, sources, shard.spec, shard.index, shard.shards)
             shard.dense.load(vectors.dense, vectors.slots, vectors.steps)
             shard.statistics.load(vectors.statistics, np.empty((0, len(vectors.statistics)), np.float32), 0.0)
@@ -279,7 +292,7 @@ class ReadAhead(NamedTuple):
             _resume(shard, chain, sources[0])
         except _DAMAGE as exc:
             raise _mismatch(chain, exc) from exc
-        return shard, ChangedRows(_clock_of(self.chain, sources[0]), self.channels)
+        return shard, ChangedRows(self.since, self.channels)
 
 
 class GainedAhead(NamedTuple):
@@ -290,17 +303,23 @@ class GainedAhead(NamedTuple):
         held: the shard.
         place: its next index.
         shards: how many there are then.
+        gained: by table, keys of what later checkpoints than the first have of these rows.
+        since: where that one stands.
     """
 
     chain: CheckpointChain
     held: Shard
     place: int
     shards: int
+    gained: list[NDArray[np.uint64]]
+    since: dict[int, int]
 
     @classmethod
     def of(cls, chain: CheckpointChain, held: Shard, index: int, shards: int) -> "GainedAhead":
         """Reads them; raises the errors of `restore_shard`."""
-        ahead = cls(chain, held, index, shards)
+        sources = source_shards(index, shards, len(chain.shards))
+        none = [np.empty(0, np.uint64) for _ in held.tables]
+        ahead = cls(chain, held, index, shards, none, _clock_of(chain, sources[0]))
         held.sweep()
         try:
             ahead._load()
@@ -319,19 +338,25 @@ class GainedAhead(NamedTuple):
             table.set_slots(*own_slots(self.held.index, self.held.shards))
         self.held.sweep()
 
-    def continued(self, chain: CheckpointChain) -> tuple[Shard, ChangedRows] | None:
-        """As of `ReadAhead`; None also if the shard has learned on since. Otherwise it is retired.
-
-        Raises:
-            CheckpointCorrupt: it is damaged.
-        """
-        held, spec, index, shards = self.held, self.held.spec, self.place, self.shards
-        if not (chain.builds_on(self.chain) and written_spec(chain) == spec):
+    def advanced(self, chain: CheckpointChain) -> "GainedAhead | None":
+        if not (chain.builds_on(self.chain) and written_spec(chain) == self.held.spec):
             return None
-        sources = source_shards(index, shards, len(chain.shards))
-        chain.verify(sources, known=self.chain)
+        chain.verify(source_shards(self.place, self.shards, len(chain.shards)), known=self.chain)
         try:
-            gained = self._load(chain)
+            more = self._load(chain)
+        except _DAMAGE as exc:
+            raise _mismatch(chain, exc) from exc
+        gained = [np.concatenate(both) for both in zip(self.gained, more, strict=True)]
+        return self._replace(chain=chain, gained=gained)
+
+    def continued(self, chain: CheckpointChain) -> tuple[Shard, ChangedRows] | None:
+        """As of `ReadAhead`; None also if the shard has learned on since. Otherwise it is retired."""
+        advanced = self.advanced(chain)
+        if advanced is None:
+            return None
+        held, spec, index, shards = self.held, self.held.spec, self.place, self.shards
+        sources = source_shards(index, shards, len(chain.shards))
+        try:
             vectors = _read_vectors(chain, sources, spec, index, shards)
             initial = InitialState(_run_of(chain), spec, vectors.dense, vectors.statistics)
             shard = Shard(initial, index, shards, tables=held.tables)
@@ -346,7 +371,7 @@ class GainedAhead(NamedTuple):
             table.set_capacity(share_of_capacity(settings, shards))
             table.reset_admission()
         _merge_admission(shard, vectors.arrays, [settings["name"] for settings in spec.tables])
-        return shard, ChangedRows(_clock_of(self.chain, sources[0]), (), held, gained)
+        return shard, ChangedRows(self.since, (), held, advanced.gained)
 
     def _load(self, later: CheckpointChain | None = None) -> list[NDArray[np.uint64]]:
         """Loads what is gained of the checkpoint, or of what a later one adds to it; by table, the keys."""

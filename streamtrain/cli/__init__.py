@@ -21,7 +21,7 @@ from streamtrain.cli.status import forget, set_, status
 from streamtrain.cli.stream import deadletters, produce
 from streamtrain.cli.terminal import output_failed
 from streamtrain.cli.tune import tune
-from streamtrain.cli.up import demo, scale, up
+from streamtrain.cli.up import demo, drain, scale, up
 from streamtrain.cli.verify import verify
 from streamtrain.cli.versions import drop, label, promote, rollback, traffic, versions
 from streamtrain.errors import ConfigError, OriginUnavailable, SourceUnavailable, StreamtrainError
@@ -54,7 +54,7 @@ EXIT_FAILED = 1
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "In one process": (learn, tune, bench, graph),
-    "The whole service": (demo, up, scale),
+    "The whole service": (demo, up, scale, drain),
     "Cluster": (ps, worker, coordinator, join, serve, produce, status, forget),
     "Checkpoints": (checkpoint, restore, plan, evolve, fork),
     "Versions": (publish, versions, promote, rollback, label, traffic, compare, export, verify, drop),

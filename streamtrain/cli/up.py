@@ -1,4 +1,4 @@
-"""`up` and `demo`: the whole service on one machine, on data of one's own or on a year of flights; and `scale`."""
+"""`up` and `demo`: the whole service on one machine, on data of one's own or on a year of flights; `scale`, `drain`."""
 
 import io
 import os
@@ -155,6 +155,39 @@ def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
         print_json({"shards": shards})
     else:
         typer.echo(f"{len(shards)} shards: {', '.join(shards)}")
+
+
+def drain(  # typer makes options of them; nobody calls it with positions
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Of the shard, as the cluster knows it.")],
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Deadline.")] = "10m",
+    json: Json = False,
+    config: Config = None,
+    setting: Setting = None,
+) -> None:
+    """Move the rows of a shard to the others while the service runs, before its machine is taken away.
+
+    Its process holds no shard afterwards, and can be stopped.
+
+    As JSON: shards, the addresses of those that are left.
+    """
+    from streamtrain.settings.load import load_settings
+
+    settings = read_client_settings(config, setting, {})
+    service = find_service(Path(settings.up.data))
+    with _coordinator(settings) as client, _showing_steps(settings) if sys.stderr.isatty() else nullcontext():
+        before = client.slots().shards
+        left = [one for one in before if one != address]
+        if len(left) == len(before):
+            raise ConfigError(f"{address} is none of the shards, which are {', '.join(before)}")
+        if not left:
+            raise ConfigError(f"{address} is the only shard: start another with ps --spare, and give it to scale --ps")
+        if service is not None and service.is_running and address in load_settings(service.path).ps.addresses:
+            raise ConfigError(f"{address} is a shard of up, which starts and ends them: scale --ps {len(left)}")
+        shards = client.scale(left, timeout=parse_duration(timeout, "--timeout")).shards
+    if json:
+        print_json({"shards": shards})
+    else:
+        typer.echo(f"{address} holds no rows any more and can be stopped; {len(shards)} shards: {', '.join(shards)}")
 
 
 def _scale(settings: "Settings", addresses: Sequence[str], ps: str, seconds: float) -> list[str]:

@@ -59,6 +59,8 @@ logger = logging.getLogger(__name__)
 
 
 _PUBLISHING_SECONDS = 600.0  # that a publication may take which is under way when the shards are to change
+_MOST_ROUNDS = 3  # of reading what changes meanwhile
+_ROUND_SECONDS = 1.0  # in which little changes
 _POLL_EVERY = 1.0
 _POINT_EVERY = 2.0
 _RATE_SECONDS = 10.0  # over which samples per second are counted
@@ -285,6 +287,8 @@ class Coordinator:
             checkpoints.now()
             self._step(addresses, "rows")
             read_ahead(opened.controls)
+            self._step(addresses, "changes")
+            self._catch_up(checkpoints, opened.controls)
             self._step(addresses, "publication")
             with self.publications.hand_over(_PUBLISHING_SECONDS) if self.publications else nullcontext("") as head:
                 self._step(addresses, "switch")
@@ -307,6 +311,15 @@ class Coordinator:
         )
         vacate(after, left, run)
         return after
+
+    def _catch_up(self, checkpoints: CheckpointSchedule, controls: Sequence[Control]) -> None:
+        """Has the next shards read what changes meanwhile, until that takes no time: what is left is waited for."""
+        for _ in range(_MOST_ROUNDS):
+            began = time.monotonic()
+            checkpoints.now(delta=True)
+            read_ahead(controls)
+            if time.monotonic() - began < _ROUND_SECONDS:
+                return
 
     def _step(self, addresses: Sequence[str], step: str) -> None:
         self._progress = Progress(len(addresses), step, self._now())

@@ -1,11 +1,12 @@
 """Scaling: a cluster goes on with another number of shards, while its workers and servers run on.
 
-A checkpoint is taken, of which the next shards read the rows of their places. Then what is new is published, pushes are
-held back, another one is taken, of what has changed since, and the next map of shards is kept beside it: from then on
-it is in force. Every shard of it takes what has changed from the checkpoint, and workers go on with them from there.
-Until the map is kept, nothing has changed: shards whose pushes are held back for too long, as this process is gone, let
-them through. What has changed since the publication is among what has changed since the first checkpoint, which the
-shards know: so what they publish first need not be everything.
+A checkpoint is taken, of which the next shards read the rows of their places, and further ones until little changes
+from one to the next. Then what is new is published, pushes are held back, another one is taken, of what has changed
+since, and the next map of shards is kept beside it: from then on it is in force. Every shard of it takes what has
+changed from the checkpoint, and workers go on with them from there. Until the map is kept, nothing has changed: shards
+whose pushes are held back for too long, as this process is gone, let them through. What has changed since the
+publication is among what has changed since the first checkpoint, which the shards know: so what they publish first need
+not be everything.
 """
 
 import logging
@@ -57,6 +58,7 @@ class Progress(NamedTuple):
 STEPS = {
     "checkpoint": "taking a checkpoint",
     "rows": "the next shards read their rows from it",
+    "changes": "the next shards read what has changed meanwhile",
     "publication": "waiting for the publication under way",
     "switch": "pushes are held back, and the shards change",
 }

@@ -76,6 +76,8 @@ class CheckpointStore(Protocol):
     def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
         """Reads what the newest checkpoint has of a shard, so that `restore` need only read what has changed since.
 
+        Again for the same place, it reads only what has changed meanwhile.
+
         Args:
             index: of the shard.
             shards: how many there are; 0: what was read is let go.

@@ -95,6 +95,11 @@ def test_what_other_shards_would_take(cluster: Coordinated) -> None:
     )
 
 
+def test_what_cannot_be_drained(cluster: Coordinated) -> None:
+    assert "a:1 is none of the shards, which are " in refused("drain", "a:1", *asking(cluster), code=2)
+    assert "coordinator.address is not set" in refused("drain", "a:1", code=2)
+
+
 def test_a_token_is_needed() -> None:
     with Coordinated(security__token="secret") as cluster:
         assert "token" in refused("status", *asking(cluster))

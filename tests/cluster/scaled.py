@@ -65,8 +65,8 @@ class Scaled:
             "ps.timeout": "3s",
         }
         self.settings = load_settings(overrides=overrides)
-        self._options = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
-        self._options += ["--set", "ps.sessions=16"]
+        self.options = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
+        self.options += ["--set", "ps.sessions=16"]
         self.processes: dict[str, Process] = {}
         self._ended: list[Process] = []
         self.client = CoordinatorClient([f"127.0.0.1:{own}"], Security.from_settings(self.settings.security), PATIENCE)
@@ -79,15 +79,15 @@ class Scaled:
 
     def start_shard(self, index: int) -> None:
         """Starts a shard as the settings have it."""
-        self.processes[self.addresses[index]] = Process("--index", str(index), *self._options)
+        self.processes[self.addresses[index]] = Process("--index", str(index), *self.options)
 
     def start_spare(self, index: int) -> None:
         """Starts one that waits for a place."""
-        self.processes[self.addresses[index]] = Process("--spare", self.addresses[index], *self._options)
+        self.processes[self.addresses[index]] = Process("--spare", self.addresses[index], *self.options)
 
     def start_coordinator(self, addresses: Sequence[str] = ()) -> None:
         options = ["--set", f"ps.addresses={','.join(addresses)}"] if addresses else []
-        self.processes["coordinator"] = Process(*self._options, *options, command=COORDINATOR)
+        self.processes["coordinator"] = Process(*self.options, *options, command=COORDINATOR)
 
     def start(self, workers: int = 1) -> None:
         """Starts the shards of the beginning, the coordinator, which answers then, and workers."""

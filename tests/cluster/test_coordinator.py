@@ -280,7 +280,10 @@ def test_each_step_of_a_change_of_shards_is_told(tmp_path: Path, monkeypatch: py
         watch("next_shard_map")
         with redirect_stderr(shown), _showing_steps(cluster.settings):
             cluster.client().scale(cluster.addresses[::-1])
-        assert [(one["shards"], one["step"]) for one in seen] == [(2, "rows"), (2, "switch")]
+        assert {one["shards"] for one in seen} == {2}
+        steps = [one["step"] for one in seen]
+        assert [*dict.fromkeys(steps)] == ["rows", "changes", "switch"]
+        assert 1 <= steps.count("changes") <= 3
         assert cluster.client().status()["scaling"] is None
         with pytest.raises(ShardRefused, match="named twice"):
             cluster.client().scale(cluster.addresses[:1] * 2)

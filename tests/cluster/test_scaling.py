@@ -9,6 +9,7 @@ import pytest
 
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ShardError
+from tests.cluster.here import refused, told
 from tests.cluster.scaled import Scaled, good
 from tests.patience import PATIENCE, until
 
@@ -47,6 +48,23 @@ def test_shards_are_added_and_taken_away(cluster: Scaled) -> None:
     assert cluster.client.verify().agrees
     until(lambda: cluster.counted() >= good(end), PATIENCE)
     assert cluster.counted() < 2 * good(end)
+
+
+def test_a_shard_is_drained(cluster: Scaled) -> None:
+    cluster.fill(0, 1_000)
+    cluster.start()
+    cluster.learned(500, 0, 1)
+    cluster.start_spare(2)
+    cluster.scale(0, 2, 1)
+    drained = told("drain", cluster.addresses[0], *cluster.options)
+    assert drained == {"shards": [cluster.addresses[2], cluster.addresses[1]]}
+    assert cluster.rows(0) == 0
+    cluster.fill(1_000, 2_000)
+    cluster.learned(2_000, 2, 1)
+    assert cluster.differences(2_000, 2, 1) == []
+    told("drain", cluster.addresses[1], *cluster.options)
+    last = refused("drain", cluster.addresses[2], *cluster.options, code=2)
+    assert "is the only shard: start another with ps --spare" in last
 
 
 def test_whoever_is_killed_meanwhile(cluster: Scaled) -> None:

@@ -56,7 +56,7 @@ class Broken(Checkpointer):
     def changed(self) -> bool:
         return True
 
-    def take(self, *, full: bool = False, hold: float = 0.0) -> CheckpointInfo:
+    def take(self, *, full: bool = False, delta: bool = False, hold: float = 0.0) -> CheckpointInfo:
         self.called.release()
         raise MemoryError("no memory")
 
