@@ -57,7 +57,7 @@ class Pages {
     if (data_) ::munmap(data_, size_);
   }
 
-  // Lets the memory go of all whole pages from `begin` on: they are zeroes again.
+  // Lets the memory go of all whole pages from `begin` on, whose contents may be lost with it.
   void release(size_t begin) {
     begin = (begin + 4095) & ~size_t{4095};
     if (begin < size_) ::madvise(data_ + begin, size_ - begin, MADV_DONTNEED);

@@ -134,16 +134,21 @@ class RowStore {
   void begin_closing() {
     gap_ = 0;
     free_ = kNoRow;
+    kept_ = blocks_.size();
   }
-  // Visits an id at either end, and calls move(from, to) if there is a row to be moved, which is dead afterwards; false
-  // when there are no gaps, and the memory after the last row was let go.
+  // Visits an id at either end, and calls move(from, to) if there is a row to be moved, which is dead afterwards; then
+  // lets a block of memory go after the last row. How many visits that was as much work as; 0: all is done.
   template <typename Move>
-  bool close_gaps(Move move) {
+  uint32_t close_gaps(Move move) {
     if (gap_ >= end_) {
+      const size_t last = end_ >> shift_;
+      if (kept_ > last + 1) {
+        blocks_[--kept_].release(0);
+        return kBlockVisits;
+      }
+      if (last < blocks_.size()) blocks_[last].release((end_ & ((1u << shift_) - 1)) * stride_);
       gap_ = UINT32_MAX;
-      for (size_t block = end_ >> shift_; block < blocks_.size(); ++block)
-        blocks_[block].release(block == end_ >> shift_ ? (end_ & ((1u << shift_) - 1)) * stride_ : 0);
-      return false;
+      return 0;
     }
     if (!header(end_ - 1)->live()) {
       --end_;
@@ -154,7 +159,7 @@ class RowStore {
       ++gap_;
       --end_;
     }
-    return true;
+    return 1;
   }
 
   uint32_t live() const { return live_; }
@@ -163,10 +168,12 @@ class RowStore {
 
  private:
   static constexpr size_t kBlockBytes = size_t{64} << 20;
+  static constexpr uint32_t kBlockVisits = 4096;  // letting 64 MiB go takes a millisecond or more
 
   size_t stride_;
   uint32_t shift_ = 0;
   uint32_t end_ = 0, live_ = 0, free_ = kNoRow;
+  size_t kept_ = 0;  // while gaps are closed, blocks whose memory was not let go
   uint32_t gap_ = UINT32_MAX;  // while gaps are closed, all ids below it are in use or in the list of free ones
   std::vector<Pages> blocks_;
 };

@@ -321,8 +321,11 @@ bool Table::sweep(uint32_t limit) {
       sweep_ = Sweep::kGaps;
     }
   }
-  for (; limit && sweep_ == Sweep::kGaps; --limit)
-    if (!rows_.close_gaps([&](uint32_t from, uint32_t to) { move(from, to); })) sweep_ = Sweep::kNone;
+  while (limit && sweep_ == Sweep::kGaps) {
+    const uint32_t visits = rows_.close_gaps([&](uint32_t from, uint32_t to) { move(from, to); });
+    if (!visits) sweep_ = Sweep::kNone;
+    limit -= std::min(limit, visits);
+  }
   return sweep_ != Sweep::kNone;
 }
 

@@ -11,7 +11,6 @@
 //   one moment while training continues (snapshot.h).
 // * Everything is a function of the sequence of calls: a replay gives the same bits. Without admission, expiry and
 //   capacity, rows do not depend on how the stream is cut into calls either.
-//
 // * The rows of a table may be those of some hash slots (hash.h) only. Others are foreign: they can be loaded, pulled and
 //   removed, but they are in no channel, snapshot, scan or count, and neither expire nor are evicted. So rows can be
 //   brought before slots are gained, and those of lost ones go bit by bit, together with their memory.
@@ -141,10 +140,11 @@ class Table {
   uint64_t expire(uint32_t now, uint32_t limit);
 
   // The slots of the table from now on, begin to end - 1. A sweep of what is foreign then begins; until it has ended,
-  // what is loaded must be own (anything foreign is swept, too), and nothing is evicted. Throws if they are others than before, and a
-  // snapshot is open or a channel sealed.
+  // what is loaded must be own (anything foreign is swept, too), and nothing is evicted. Throws if they are others than
+  // before, and a snapshot is open or a channel sealed.
   void set_slots(uint32_t begin, uint32_t end);
-  // Visits at most `limit` ids: removes foreign rows, and then closes the gaps; false when that is done.
+  // Visits at most `limit` ids: removes foreign rows, and then closes the gaps and lets memory go; false when that is
+  // done.
   bool sweep(uint32_t limit);
 
   // Appends the live rows among the `limit` ids from `cursor` on; returns the next cursor, or nothing at the end.

@@ -125,13 +125,19 @@ void view(SharedTable& table) {
 
 // A shard that loses half of its slots now and then, and gets them back, while others use the rows of all.
 void change_slots(SharedTable& table) {
-  while (!stop) {
+  const auto are = [&](uint32_t end) {
     try {
-      table.set_slots(0, kHashSlots / 2);
-      for (int i = 0; i < 20 && table.sweep(3000) && !stop; ++i) continue;
-      table.set_slots(0, kHashSlots);
+      table.set_slots(0, end);
+      return true;
     } catch (const std::logic_error&) {  // a snapshot is open, or a channel is sealed
+      std::this_thread::yield();
+      return false;
     }
+  };
+  while (!stop) {
+    if (are(kHashSlots / 2))
+      for (int i = 0; i < 20 && table.sweep(3000) && !stop; ++i) continue;
+    while (!stop && !are(kHashSlots)) continue;
     while (table.sweep(3000) && !stop) continue;
     std::this_thread::sleep_for(std::chrono::milliseconds(500));  // in which rows may be evicted
   }

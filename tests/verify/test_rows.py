@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import redis
 
+from streamtrain._core import shards_of
 from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import (
@@ -234,7 +235,7 @@ def test_all_is_equal_while_rows_change_all_the_time(server: Valkey) -> None:
     cluster = Cluster(server.url, spec=spec(dim=3))
     tables = [node.shard.tables[0] for node in cluster.nodes]
     keys = np.arange(1, 200_001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    halves = keys[:100_000], keys[100_000:]
+    halves = [keys[shards_of(keys, 2) == index] for index in range(2)]
     for table, mine in zip(tables, halves, strict=True):
         ones = np.ones(len(mine), np.uint32)
         table.load(
