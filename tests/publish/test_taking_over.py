@@ -243,6 +243,8 @@ def test_where_they_cannot_go_on_all_is_published_anew(
         moving.learn(10)
         moving.publish()
     else:  # the checkpoint that is read has what the head has not
+        for node in nodes:
+            node.read_ahead(0, 0)
         moving.learn(10)
         moving.checkpointer.take()
         nodes = moving.read_ahead(0, None, 1)

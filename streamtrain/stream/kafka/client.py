@@ -267,6 +267,7 @@ class KafkaService:
         self._availability = Availability(self.name)
         self._lock = threading.Lock()
         self._admin: _AdminClient | None = None
+        self._unanswered: list[tuple[_AdminClient, list[Future[Any]]]] = []  # clients that are not used any more
         self._readers: dict[str, Consumer] = {}  # that ask for what a group has committed, by group
         self._reading = threading.Lock()
         self.create_client(AdminClient, self.monitor(lambda _: None))  # which checks the options
@@ -407,17 +408,21 @@ class KafkaService:
         begun: float,
         patience: float,
     ) -> dict[Key, Any]:
-        """Like `call`, by one client, which is not used again if that fails."""
+        """Like `call`, by one client, which is not used again if that fails.
+
+        It is kept until its requests are answered, or have timed out: librdkafka 2.16 may abort the process when a
+        client goes whose broker is away ("Assertion `eonce->refcnt > 0' failed").
+        """
         admin, monitor, refusals = admin_client
+        asked: Mapping[Key, Future[Any]] = {}
 
         def limit() -> float:
             return min(patience, _CONNECT_AGAIN_SECONDS) if monitor.last_failure > begun else patience
 
         try:
             while True:
-                answers, missing = _answers(
-                    admin, question(admin), refusals, lambda: time.monotonic() > begun + limit()
-                )
+                asked = question(admin)
+                answers, missing = _answers(admin, asked, refusals, lambda: time.monotonic() > begun + limit())
                 if missing:
                     raise SourceUnavailable(f"{self.name} does not answer within {limit():g} s: {monitor.reason}")
                 codes = {one.code() for one in answers.values() if isinstance(one, KafkaError)}
@@ -427,6 +432,10 @@ class KafkaService:
         except BaseException:
             with self._lock:
                 self._admin = None if self._admin is admin_client else self._admin
+                before, self._unanswered = self._unanswered, []
+                for client, futures in [*before, (admin_client, [*asked.values()])]:
+                    if not all(future.done() for future in futures):
+                        self._unanswered.append((client, futures))
             raise
 
     def _connected_admin(self) -> tuple[_AdminClient, bool]:
