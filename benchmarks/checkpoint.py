@@ -17,10 +17,11 @@ fork: `streamtrain up` runs with two shards of these rows, and is forked with a 
 for how long training is paused, and how long it takes until the fork's `up` serves.
 
 scale: `streamtrain up` runs with two shards of these rows and learns 2,000 samples a second, while their number goes to
-4, 3 and 2: how long `scale` takes, for how long pushes are held back, the longest time between two publications
-meanwhile and in the ten seconds after it, and the memory of all shards, at most and afterwards, relative to that
-before, and of one, at most, relative to the larger one of before and afterwards. Beside it, how long the service takes
-to serve when it is stopped and started with another number.
+4, 3 and 2: how long `scale` takes, for how long pushes are held back, how long the worker pauses, from its last push
+until it has joined the next shards, the longest time between two publications meanwhile and in the ten seconds after
+it, and the memory of all shards, at most and afterwards, relative to that before, and of one, at most, relative to the
+larger one of before and afterwards. Beside it, how long the service takes to serve when it is stopped and started with
+another number.
 
 Rows have 16 floats. Prints a line of JSON.
 """
@@ -295,6 +296,7 @@ def fork(args: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 _RATE = 2_000  # samples a second
 _HELD = re.compile(r"pushes were held back for ([0-9.]+) s")
+_PAUSED = re.compile(r"shards, after a pause of ([0-9.]+) s")
 
 
 def scale(args: argparse.Namespace, place: Path) -> dict[str, Any]:
@@ -337,12 +339,13 @@ def _scale(place: Path, shards: int) -> dict[str, Any]:
         subprocess.run(command, cwd=place, check=True, capture_output=True)
         took = time.monotonic() - began
         time.sleep(10)  # until predictions are those of the next shards
-    held = float(_HELD.findall((place / "log").read_text())[-1])
+    log = (place / "log").read_text()
     changes = [at for (_, was), (at, number) in pairwise(published) if number != was]
     return {
         "to": shards,
         "s": round(took, 2),
-        "held_s": held,
+        "held_s": float(_HELD.findall(log)[-1]),
+        "paused_s": float(_PAUSED.findall(log)[-1]),
         **_memory_ratios([of for _, of in memory]),
         "between_publications_s": round(max((b - a for a, b in pairwise(changes)), default=0.0), 2),
     }

@@ -78,7 +78,8 @@ class Checkpointer:
         1. Every shard holds back pushes and tells its clock.
         2. The latest of these clocks is where all are cut: a push that one shard has applied is on its way to the
            others, which let it through and cut there. From then on all train again.
-        3. Every shard writes its part. 4. The manifest makes a checkpoint of the parts. 5. Old ones are deleted.
+        3. Every shard writes its part. 4. The manifest makes a checkpoint of the parts. 5. Old ones are deleted, unless
+           pushes are held back meanwhile.
 
         Args:
             full: write all rows, also where those that changed would do.
@@ -125,9 +126,14 @@ class Checkpointer:
         named: Any = {"base": base.epoch, "base_digest": base.digest} if base else {}
         commit(self._epochs.directory(epoch), about, parts, kind=kind, **named)
         self._saved = clocks
-        self._epochs.retain(self._keep)
+        if not hold:
+            self.retain()
         pause = max(cut.pause_ms for cut in cuts)
         return CheckpointInfo(epoch, kind, aligned, pause, time.monotonic() - began)
+
+    def retain(self) -> None:
+        """Deletes old checkpoints; raises CheckpointError if that cannot be."""
+        self._epochs.retain(self._keep)
 
     def release(self) -> None:
         """Ends the hold of `take` soon: shards let pushes through again once no cut follows."""
@@ -257,6 +263,10 @@ class CheckpointSchedule:
             except BaseException:
                 self._checkpointer.release()
                 raise
+            try:
+                self._checkpointer.retain()
+            except CheckpointError as exc:  # what the block did is done
+                logger.warning("old checkpoints could not be deleted, and the next one tries again: %s", exc)
 
     def _take(self, *, full: bool = False, delta: bool = False, hold: float = 0.0) -> CheckpointInfo:
         taken = self._checkpointer.take(full=full, delta=delta, hold=hold)

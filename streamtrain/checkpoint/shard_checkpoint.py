@@ -124,6 +124,9 @@ class CheckpointWriter:
             )
         return chain
 
+    def forget(self) -> None:
+        self._channels, self._ahead, self.digest = [], None, ""
+
     def snapshot(self, shard: Shard, full: bool) -> "ShardSnapshot":
         sealed = self._channels
         for table, channel in zip(shard.tables, sealed, strict=False):

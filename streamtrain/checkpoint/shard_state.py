@@ -334,9 +334,7 @@ class GainedAhead(NamedTuple):
         return held is self.held and (self.place, self.shards) == (index, shards)
 
     def drop(self) -> None:
-        for table in self.held.tables:
-            table.set_slots(*own_slots(self.held.index, self.held.shards))
-        self.held.sweep()
+        self.held.drop_foreign()
 
     def advanced(self, chain: CheckpointChain) -> "GainedAhead | None":
         if not (chain.builds_on(self.chain) and written_spec(chain) == self.held.spec):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
@@ -128,6 +128,9 @@ def up(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
 
 def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
     ps: Annotated[str, typer.Option(metavar="N|ADDRESSES", help="Number of shards; or all addresses: host:port,…")],
+    backups: Annotated[
+        str, typer.Option(metavar="ADDRESSES", help="Of the backups of all shards, in order, where they have some.")
+    ] = "",
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="Deadline, where addresses are given.")] = "10m",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would take, and change nothing.")] = False,
     json: Json = False,
@@ -138,7 +141,7 @@ def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
 
     A service that up runs starts and ends shards itself: give their number. Elsewhere, start new ones with ps --spare
     first, and give the addresses of all shards that are to hold the rows. Those that are left out hold none afterwards.
-    On a terminal, each step is printed.
+    Backups are copied anew. On a terminal, each step is printed.
 
     As JSON: shards, the addresses; of a dry run: shards, next, rows, bytes, bytes_each, bytes_meanwhile.
     """
@@ -146,11 +149,19 @@ def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
 
     settings = read_client_settings(config, setting, {})
     addresses = () if ps.isdecimal() else Cluster.of_addresses(ps).ps
+    of_backups = Cluster.of_addresses(backups).ps if backups else ()
+    if of_backups and not addresses:
+        raise ConfigError("--backups goes with the addresses of all shards: --ps ADDRESSES")
     if dry_run:
         _show_estimate(settings, len(addresses) or int(ps), json=json)
         return
     with _showing_steps(settings) if sys.stderr.isatty() else nullcontext():
-        shards = _scale(settings, addresses, ps, parse_duration(timeout, "--timeout"))
+        if addresses:
+            with _coordinator(settings) as client:
+                seconds = parse_duration(timeout, "--timeout")
+                shards = list(client.scale(addresses, of_backups, timeout=seconds).shards)
+        else:
+            shards = _ask_up(settings, int(ps))
     if json:
         print_json({"shards": shards})
     else:
@@ -166,7 +177,7 @@ def drain(  # typer makes options of them; nobody calls it with positions
 ) -> None:
     """Move the rows of a shard to the others while the service runs, before its machine is taken away.
 
-    Its process holds no shard afterwards, and can be stopped.
+    Its process holds no shard afterwards, and can be stopped; nor does that of its backup, if it has one.
 
     As JSON: shards, the addresses of those that are left.
     """
@@ -175,33 +186,32 @@ def drain(  # typer makes options of them; nobody calls it with positions
     settings = read_client_settings(config, setting, {})
     service = find_service(Path(settings.up.data))
     with _coordinator(settings) as client, _showing_steps(settings) if sys.stderr.isatty() else nullcontext():
-        before = client.slots().shards
-        left = [one for one in before if one != address]
-        if len(left) == len(before):
-            raise ConfigError(f"{address} is none of the shards, which are {', '.join(before)}")
+        before = client.slots()
+        pairs = [before.pair(i) or (one,) for i, one in enumerate(before.shards)]
+        left = [pair for pair in pairs if address not in pair]
+        if len(left) == len(pairs):
+            raise ConfigError(f"{address} is none of the shards, which are {', '.join(before.shards)}")
         if not left:
             raise ConfigError(f"{address} is the only shard: start another with ps --spare, and give it to scale --ps")
         if service is not None and service.is_running and address in load_settings(service.path).ps.addresses:
             raise ConfigError(f"{address} is a shard of up, which starts and ends them: scale --ps {len(left)}")
-        shards = client.scale(left, timeout=parse_duration(timeout, "--timeout")).shards
+        firsts, seconds = [one for one, *_ in left], [one for _, *others in left for one in others]
+        shards = client.scale(firsts, seconds, timeout=parse_duration(timeout, "--timeout")).shards
     if json:
         print_json({"shards": shards})
     else:
         typer.echo(f"{address} holds no rows any more and can be stopped; {len(shards)} shards: {', '.join(shards)}")
 
 
-def _scale(settings: "Settings", addresses: Sequence[str], ps: str, seconds: float) -> list[str]:
-    if not addresses:
-        from streamtrain.service.scaling import ask
+def _ask_up(settings: "Settings", shards: int) -> list[str]:
+    from streamtrain.service.scaling import ask
 
-        service = find_service(Path(settings.up.data))
-        if service is None or not service.is_running:
-            raise ConfigError(
-                f"no service of up runs in {settings.up.data}: set --set up.data=…, or give the addresses of all shards"
-            )
-        return ask(service, int(ps))
-    with _coordinator(settings) as client:
-        return list(client.scale(addresses, timeout=seconds).shards)
+    service = find_service(Path(settings.up.data))
+    if service is None or not service.is_running:
+        raise ConfigError(
+            f"no service of up runs in {settings.up.data}: set --set up.data=…, or give the addresses of all shards"
+        )
+    return ask(service, shards)
 
 
 def _coordinator(settings: "Settings") -> "CoordinatorClient":

@@ -71,7 +71,7 @@ class CoordinatorClient:
         shards: Sequence[str] = ()
         if settings.coordinator.address is None:
             shards = Cluster.of(settings.ps.addresses, tf_config).ps
-            check_backups(shards, settings.ps)
+            check_backups(shards, settings.ps.backups)
         return cls(coordinator_targets(settings, shards), Security.from_settings(settings.security))
 
     def __enter__(self) -> Self:
@@ -99,8 +99,7 @@ class CoordinatorClient:
         self._stub.call("Leave", pb.LeaveRequest(kind=_KINDS[kind], name=name))
 
     def slots(self) -> ShardMap:
-        answer = self._stub.call("Slots", pb.SlotsRequest())
-        return ShardMap(answer.epoch, tuple(answer.shards))
+        return _map_of(self._stub.call("Slots", pb.SlotsRequest()))
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = self._parse(self._stub.call("Status", pb.StatusRequest()).status, dict)
@@ -139,10 +138,9 @@ class CoordinatorClient:
         found: dict[str, Any] = self._parse(self._stub.call("SetRates", request, timeout).found, dict)
         return found
 
-    def scale(self, addresses: Sequence[str], *, timeout: float | None = None) -> ShardMap:
+    def scale(self, addresses: Sequence[str], backups: Sequence[str] = (), *, timeout: float | None = None) -> ShardMap:
         """See `Coordinator.scale`; for `timeout` see `publish_now`."""
-        answer = self._stub.call("Scale", pb.ScaleRequest(shards=addresses), timeout)
-        return ShardMap(answer.epoch, tuple(answer.shards))
+        return _map_of(self._stub.call("Scale", pb.ScaleRequest(shards=addresses, backups=backups), timeout))
 
     def scale_back(self, addresses: Sequence[str], stopped: threading.Event) -> None:
         """Has the shards of before hold the rows, after a `scale` of which it is not known what became of it.
@@ -150,7 +148,7 @@ class CoordinatorClient:
         The coordinator may have ended at any step, or still be at it: it is asked until it answers.
 
         Args:
-            addresses: of the shards of before.
+            addresses: of the shards of before, which have no backups.
             stopped: ends the asking.
 
         Raises:
@@ -182,6 +180,10 @@ class CoordinatorClient:
             return parse(json.loads(text))
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
             raise ShardError(f"unexpected reply from {self.address}: it runs another release") from exc
+
+
+def _map_of(answer: Any) -> ShardMap:
+    return ShardMap(answer.epoch, tuple(answer.shards), tuple(answer.backups))
 
 
 def resolve_cluster(settings: Settings, tf_config: str | None, stopped: threading.Event) -> Cluster:

@@ -29,6 +29,7 @@ from streamtrain.cluster.scaling import (
     MOST_SHARDS,
     OpenShards,
     Progress,
+    check_map,
     check_next,
     forget_ahead,
     place_all,
@@ -252,15 +253,16 @@ class Coordinator:
             logger.warning("%s is in force, but no checkpoint has it yet: %s", now, exc)
             return change
 
-    def scale(self, addresses: Sequence[str]) -> ShardMap:
+    def scale(self, addresses: Sequence[str], backups: Sequence[str] = ()) -> ShardMap:
         """Has other shards hold the rows from now on, see scaling.py; returns their map.
 
         Args:
             addresses: of all of them, in order.
+            backups: of their backups, if the shards of before have some.
 
         Raises:
             ShardRefused: there is no checkpoint.url, or no process of the coordinator alone; the shards are being
-                changed already; or the errors of `check_next`.
+                changed already; or the errors of `check_map` and `check_next`.
             ShardError: nothing has been learned yet, or a shard cannot be reached.
             CheckpointError: the checkpoint or the map cannot be written.
         """
@@ -270,18 +272,23 @@ class Coordinator:
             raise ShardRefused("shards are being changed in number, or ids are being forgotten; retry later", "limit")
         try:
             with self._placing:
-                return self._scale(self._open_shards, self._checkpoint_url, self.checkpoints, addresses)
+                after = ShardMap(0, tuple(addresses), tuple(backups))
+                return self._scale(self._open_shards, self._checkpoint_url, self.checkpoints, after)
         finally:
             self._scaling.release()
 
-    def _scale(
-        self, open_shards: OpenShards, url: str, checkpoints: CheckpointSchedule, addresses: Sequence[str]
-    ) -> ShardMap:
+    def _scale(self, open_shards: OpenShards, url: str, checkpoints: CheckpointSchedule, after: ShardMap) -> ShardMap:
         before = self.shard_map
-        if tuple(addresses) == before.shards:
+        if before.has(after):
             return before
-        opened = open_shards(addresses)
-        run = check_next(before, addresses, opened.controls)
+        check_map(before, after)
+        _, addresses, backups = after
+        opened = open_shards(addresses, backups)
+        added = [address for address in after.addresses if address not in before.addresses]
+        left = [address for address in before.addresses if address not in after.addresses]
+        joining, leaving = (open_shards(some, ()).controls for some in (added, left))
+        run = check_next(self._controls, joining)
+        vacate(before, joining, run)  # one that was started again by its settings holds what is old
         try:
             self._step(addresses, "checkpoint")
             checkpoints.now()
@@ -294,11 +301,10 @@ class Coordinator:
                 self._step(addresses, "switch")
                 began = time.monotonic()
                 with checkpoints.held(HOLD):
-                    after = next_shard_map(url, addresses)
+                    after = next_shard_map(url, addresses, backups)
                     place_all(after, opened.controls, run, head)
-                    left = [control for control in self._controls if control.target not in after.shards]
                     self._go_by(after, opened.controls, opened.polled)
-                paused = time.monotonic() - began
+                    paused = time.monotonic() - began
         except BaseException:
             for control in opened.controls:
                 forget_ahead(control)
@@ -309,7 +315,7 @@ class Coordinator:
             "%d shards instead of %d by map %d; pushes were held back for %.2f s at most",
             *(len(after.shards), len(before.shards), after.epoch, paused),
         )
-        vacate(after, left, run)
+        vacate(after, leaving, run)
         return after
 
     def _catch_up(self, checkpoints: CheckpointSchedule, controls: Sequence[Control]) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from streamtrain.errors import ShardError
 from streamtrain.ps.nodes.topology import ShardMap
@@ -14,21 +14,21 @@ class MapWatch:
     """Compares the map that a worker goes by with the coordinator's. Thread-safe.
 
     The first map that the coordinator tells is taken for that of the settings, which may name shards otherwise, unless
-    it has another number of them. While the coordinator does not answer, the map stays as it is.
+    it has another number of them or of their backups. While the coordinator does not answer, the map stays as it is.
 
     Args:
         ask: `CoordinatorClient.slots`.
-        addresses: of all shards, as the settings have them.
+        begin: the map of the settings, of epoch 0.
         stopped: set once the worker is to end.
 
     Attributes:
         leaving: set once the worker is to leave the shards of `in_use`, as it ends or the cluster has others.
     """
 
-    def __init__(self, ask: Callable[[], ShardMap], addresses: Sequence[str], stopped: threading.Event) -> None:
+    def __init__(self, ask: Callable[[], ShardMap], begin: ShardMap, stopped: threading.Event) -> None:
         self._ask, self._stopped = ask, stopped
         self._lock = threading.Lock()
-        self._in_use, self._heard = ShardMap(0, tuple(addresses)), ShardMap(0, tuple(addresses))
+        self._in_use, self._heard = begin, begin
         self.leaving = threading.Event()
 
     @property
@@ -50,7 +50,8 @@ class MapWatch:
             return False
         with self._lock:
             is_newer, self._heard = heard.epoch > self._heard.epoch, max(heard, self._heard)
-            if not self._in_use.epoch and len(heard.shards) == len(self._in_use.shards):
+            mine = self._in_use
+            if not mine.epoch and [*map(len, heard[1:])] == [*map(len, mine[1:])]:
                 self._in_use = self._in_use._replace(epoch=heard.epoch)
             elif is_newer:  # also if it has the shards of `in_use` again: they hold pushes of this worker no more
                 logger.info("the cluster has %d shards by map %d", len(heard.shards), heard.epoch)

@@ -114,56 +114,68 @@ MOST_SHARDS = 1024
 
 _STARTING = Retry(give_up=10.0)  # a process that has just been started does not answer yet
 
-OpenShards = Callable[[Sequence[str]], OpenedShards]
-"""Opens the shards at some addresses."""
+OpenShards = Callable[[Sequence[str], Sequence[str]], OpenedShards]
+"""Opens the shards at some addresses, with backups at others or none."""
 
 
-def check_next(before: ShardMap, addresses: Sequence[str], controls: Sequence[Control]) -> str:
-    """Whether a cluster can go on with other shards; the id of its run.
-
-    Args:
-        before: the map in force.
-        addresses: of the next shards, in order.
-        controls: of these.
+def check_map(before: ShardMap, after: ShardMap) -> None:
+    """Whether a map may follow another one.
 
     Raises:
-        ShardRefused: there are none or too many, or one twice; or one is of another cluster, or has a backup.
+        ShardRefused: it has no shards or too many, a process twice, or not the backups that it should have.
+    """
+    count = len(after.shards)
+    if not count:
+        raise ShardRefused("a cluster needs at least one shard")
+    if count > MOST_SHARDS:
+        raise ShardRefused(f"a cluster has at most {MOST_SHARDS} shards, not {count}", "limit")
+    if twice := [address for address, times in Counter(after.addresses).items() if times > 1]:
+        raise ShardRefused(f"{twice[0]} is named twice: each shard needs a process of its own")
+    if len(after.backups) != (count if before.backups else 0):
+        have = "have backups: give as many with --backups" if before.backups else "have no backups: leave --backups out"
+        raise ShardRefused(
+            f"the shards of this cluster {have}, not {len(after.backups)} for {count} shards", "mismatch"
+        )
+    # A process that is started again asks the one whose backup it has been, or that has been its backup.
+    pairs = {one: {*before.pair(i)} for i in range(len(before.backups)) for one in before.pair(i)}
+    for index in range(len(after.backups)):
+        pair = after.pair(index)
+        for address in pair:
+            if (was := pairs.get(address)) is not None and was != {*pair}:
+                together = " and ".join(sorted(was))
+                raise ShardRefused(f"{together} are a shard and its backup, and must stay so", "mismatch")
+
+
+def check_next(held: Sequence[Control], added: Sequence[Control]) -> str:
+    """Whether a cluster can go on with other processes; the id of its run.
+
+    Args:
+        held: of the shards that it has.
+        added: of processes that are to have a shard, or a backup, and have none of it now.
+
+    Raises:
+        ShardRefused: one is of another cluster.
         ShardError: one cannot be reached, or has not begun.
     """
-    if not addresses:
-        raise ShardRefused("a cluster needs at least one shard")
-    if len(addresses) > MOST_SHARDS:
-        raise ShardRefused(f"a cluster has at most {MOST_SHARDS} shards, not {len(addresses)}", "limit")
-    if twice := [address for address, count in Counter(addresses).items() if count > 1]:
-        raise ShardRefused(f"{twice[0]} is named twice: each shard needs a process of its own")
     runs, own = set[str](), set[str]()
-    strangers: list[tuple[str, Any]] = []
-    for address, control in zip(addresses, controls, strict=True):
+    for control in held:
         status = patiently(control.status, _STARTING, threading.Event())
-        if status.HasField("standing"):
-            raise ShardRefused(
-                "shards with backups cannot change in number while they run: stop workers and all shards, change "
-                "ps.addresses and ps.backups, and start them again, see docs/operations.md",
-                "mismatch",
-            )
-        if address in before.shards:
-            if not status.ready:
-                raise ShardError(f"the shard at {address} has not begun: nothing has been learned yet")
-            runs.add(status.run)
-            own.add(status.incarnation)
-        elif status.shards:
-            strangers.append((address, status))
-    for address, status in strangers:
-        # Not one of this cluster that was left out of a map while its coordinator ended, or has started again since.
-        if status.run not in runs | {""} or (status.workers and status.incarnation not in own):
-            raise ShardRefused(
-                f"the shard at {address} is shard {status.shard} of {status.shards} of another cluster: a new one must "
-                "wait for a place, as `streamtrain ps --spare` does",
-                "mismatch",
-            )
+        if not status.ready:
+            raise ShardError(f"the shard at {control.target} has not begun: nothing has been learned yet")
+        runs.add(status.run)
+        own.add(status.incarnation)
     if len(runs) > 1:
         raise ShardRefused(f"shards are of different runs, {' and '.join(sorted(runs))}", "mismatch")
-    return str(min(runs, default=""))
+    for control in added:
+        status = patiently(control.status, _STARTING, threading.Event())
+        # Not one of this cluster that was left out of a map while its coordinator ended, or has started again since.
+        if status.shards and (status.run not in runs | {""} or (status.workers and status.incarnation not in own)):
+            raise ShardRefused(
+                f"the shard at {control.target} is shard {status.shard} of {status.shards} of another cluster: a new "
+                "one must wait for a place, as `streamtrain ps --spare` does",
+                "mismatch",
+            )
+    return runs.pop()
 
 
 def read_ahead(controls: Sequence[Control]) -> None:
@@ -231,7 +243,7 @@ def place_strays(
 
 
 def vacate(shard_map: ShardMap, controls: Sequence[Control], run: str) -> None:
-    """Has shards that are not of a map let go of what they hold; those that do not answer have ended."""
+    """Has processes that are not of a map let go of what they hold; those that do not answer have ended."""
     for control in controls:
         try:
             control.place(0, 0, run, shard_map.epoch)
@@ -241,7 +253,7 @@ def vacate(shard_map: ShardMap, controls: Sequence[Control], run: str) -> None:
 
 def _place(shard_map: ShardMap, index: int, control: Control, run: str, head: str = "") -> Exception | None:
     try:
-        control.place(index, len(shard_map.shards), run, shard_map.epoch, head=head)
+        control.place(index, len(shard_map.shards), run, shard_map.epoch, head=head, pair=shard_map.pair(index))
     except (ShardError, CheckpointError) as exc:
         return exc
     return None

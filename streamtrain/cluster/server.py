@@ -41,8 +41,7 @@ class CoordinatorServicer:
         return pb.Left()
 
     def slots(self, _: Any) -> Any:
-        epoch, shards = self._coordinator().shard_map
-        return pb.SlotMap(epoch=epoch, shards=shards)
+        return pb.SlotMap(**self._coordinator().shard_map._asdict())
 
     def status(self, _: Any) -> Any:
         return pb.ClusterStatus(status=json.dumps(self._coordinator().status()))
@@ -68,8 +67,7 @@ class CoordinatorServicer:
         return pb.RatesSet(found=json.dumps(change.to_json()))
 
     def scale(self, request: Any) -> Any:
-        epoch, shards = self._coordinator().scale(list(request.shards))
-        return pb.SlotMap(epoch=epoch, shards=shards)
+        return pb.SlotMap(**self._coordinator().scale(request.shards, request.backups)._asdict())
 
     def forget(self, request: Any) -> Any:
         receipt = self._coordinator().forget([(one.feature, one.id) for one in request.ids])

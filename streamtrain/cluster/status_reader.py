@@ -63,7 +63,7 @@ class StatusReader:
         shards: Sequence[str] = ()
         if settings.ps.addresses or (tf_config and not tf_config.isspace()):
             shards = Cluster.of(settings.ps.addresses, tf_config).ps
-            check_backups(shards, settings.ps)
+            check_backups(shards, settings.ps.backups)
         elif settings.coordinator.address is None:
             raise ConfigError(
                 "neither coordinator.address nor ps.addresses is set, and `streamtrain up` does not run in this "

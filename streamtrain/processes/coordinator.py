@@ -63,19 +63,20 @@ class CoordinatorProcess:
         security = Security.from_settings(settings.security)
         self._channels: list[Any] = []
 
-        def open_shards(addresses: Sequence[str]) -> OpenedShards:
-            places = connect_shards(addresses, settings.ps, security, self._channels.append)
+        def open_shards(addresses: Sequence[str], backups: Sequence[str]) -> OpenedShards:
+            places = connect_shards(addresses, backups, security, self._channels.append)
             controls, polled = (
                 [open_control(place, metadata(security), timeout) for place in places]
                 for timeout in (settings.ps.timeout, POLL_SECONDS)
             )
             return OpenedShards([*controls], [*polled])
 
-        opened = open_shards(addresses)
+        backups = settings.ps.backups
+        opened = open_shards(addresses, backups)
         self._redis = open_redis(settings.publish)
         self.coordinator = Coordinator(
             *opened,
-            next_shard_map(settings.checkpoint.url, addresses),
+            next_shard_map(settings.checkpoint.url, addresses, backups),
             settings,
             self._count,
             redis=self._redis,

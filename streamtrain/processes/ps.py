@@ -109,12 +109,13 @@ class PsProcess:
         self, index: int | None, addresses: Sequence[str], settings: Settings, workers: int = 1, *, backup: bool = False
     ) -> None:
         is_spare, index = index is None, index or 0
-        if is_spare and (settings.ps.backups or settings.coordinator.address is None):
-            raise ConfigError("--spare needs coordinator.address, and a cluster without ps.backups")
+        if is_spare and settings.coordinator.address is None:
+            raise ConfigError("--spare needs coordinator.address: that is where its place comes from")
         if not 0 <= index < len(addresses):
             raise ConfigError(f"shard {index} does not exist: ps.addresses has {len(addresses)}, counted from 0")
-        check_backups(addresses, settings.ps)
-        if backup and not settings.ps.backups:
+        backups = () if is_spare else settings.ps.backups
+        check_backups(addresses, backups)
+        if backup and not backups:
             raise ConfigError("--backup needs ps.backups, the addresses of the backups of all shards")
         security = Security.from_settings(settings.security)
         kept = settings.checkpoint.url
@@ -122,18 +123,19 @@ class PsProcess:
         self._redis = open_redis(settings.publish)
         publisher = ShardPublisher(open_dictionaries(self._redis, settings.publish)) if self._redis else None
         make_consistency = strategy(settings.consistency, workers)
-        pairing = self._pair(index, (addresses if backup else settings.ps.backups), settings, security)
+        self._own = (backups if backup else addresses)[index]
+        self._security, self._patience = security, settings.ps.backup_patience
         self.node = Node(
             *(index, 0 if is_spare else len(addresses), make_consistency, checkpoints),
             publisher=publisher,
-            pairing=pairing,
+            pairing=self._pair((addresses if backup else backups)[index]) if backups else None,
+            pair=self._pair,
         )
         guards = (authenticate(security.token, lambda: self.node.count("refused_token")),) if security.token else ()
-        self.server = ShardServer(self.node, settings.ps, guards)
+        self.server = ShardServer(self.node, settings.ps, guards, own=self._own)
         self._is_first = not backup
         self.ended = threading.Event()
         self._why_retired = ""
-        self._own = (settings.ps.backups if backup else addresses)[index]
         self.address = settings.ps.listen or self._own
         self.port = listen(self.server.grpc, self.address, security)
         self._coordinator_address = settings.coordinator.address
@@ -142,7 +144,7 @@ class PsProcess:
             self._coordinator = Coordinator(
                 self._controls(addresses, settings, security),
                 self._controls(addresses, settings, security, POLL_SECONDS),
-                ShardMap(1, tuple(addresses)),  # as every process knows the shards from ps.addresses
+                ShardMap(1, tuple(addresses), settings.ps.backups),  # as every process knows them from the settings
                 settings,
                 self.node.count,
                 redis=self._redis,
@@ -168,7 +170,7 @@ class PsProcess:
             return f"shard {node.index} is being restored"
         if node.role.state is NodeState.EMPTY:
             return ""  # the first worker gives it what it begins with
-        if node.backup and node.backup.in_step:
+        if node.backup.in_step:
             return ""
         try:
             node.shard.check()
@@ -180,11 +182,11 @@ class PsProcess:
         coordinator = self._coordinator if self._coordinates else None
         return read_state(self.node, self.server.workers(), coordinator)
 
-    def _pair(self, index: int, peers: Sequence[str], settings: Settings, security: Security) -> Pairing | None:
-        if not settings.ps.backups:
-            return None
-        peer = Peer(connect(peers[index], security, CHANNEL_OPTIONS), peers[index], metadata(security))
-        return Pairing(peer, settings.ps.backup_patience, promoted=self._start_coordinator, retired=self._retire)
+    def _pair(self, peer: str) -> Pairing:
+        """With the other process of its shard."""
+        security = self._security
+        where = Peer(connect(peer, security, CHANNEL_OPTIONS), peer, metadata(security))
+        return Pairing(where, self._patience, self._own, promoted=self._start_coordinator, retired=self._retire)
 
     def _retire(self, why: str) -> None:
         self._why_retired = why
@@ -194,7 +196,7 @@ class PsProcess:
         self, addresses: Sequence[str], settings: Settings, security: Security, timeout: float = 10.0
     ) -> list[Control]:
         """Controls of all shards; that of this process needs no socket."""
-        places = connect_shards(addresses, settings.ps, security, lambda channel: None)
+        places = connect_shards(addresses, settings.ps.backups, security, lambda channel: None)
         return [
             LocalControl(self.node, self._own)
             if i == self.node.index
@@ -234,14 +236,15 @@ class PsProcess:
 
     def start(self) -> None:
         """Restores what there is, and begins to serve. Metrics are served before, as restoring may take long."""
-        if self.node.backup:
+        is_paired = self.node.role.pairing is not None
+        if is_paired:
             self._serve()  # first, as the other place may ask at the same time
         try:
             is_primary = self.node.start(is_first=self._is_first)
         except BaseException:
             self.stop()
             raise
-        if not self.node.backup:
+        if not is_paired:
             self._serve()
         self._is_serving = True
         if is_primary:

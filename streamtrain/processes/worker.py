@@ -27,7 +27,7 @@ from streamtrain.ps.client import Client
 from streamtrain.ps.clock import Clock
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.shards import RunTemplate, Shards
-from streamtrain.ps.nodes.topology import check_backups, connect_shards
+from streamtrain.ps.nodes.topology import ShardMap, check_backups, connect_shards
 from streamtrain.ps.replication.failover import TargetPair
 from streamtrain.ps.rpc.control import Retry, ServerChannel, patiently
 from streamtrain.ps.rpc.security import Security, metadata
@@ -126,10 +126,10 @@ class WorkerProcess:
         host = socket.gethostname()
         self._stream = open_stream(settings.stream, instance and f"{host}/{instance}")
         self._format = _make_format(model, settings.stream)
-        check_backups(addresses, settings.ps)
+        check_backups(addresses, settings.ps.backups)
         if shard is not None and settings.ps.backups:
             raise ConfigError("--shard cannot be combined with ps.backups: a shard with a backup needs its own process")
-        self._addresses = addresses
+        self._begin = ShardMap(0, tuple(addresses), settings.ps.backups)
         self._security = Security.from_settings(settings.security)
         self._ps = None if shard is None else PsProcess(shard, addresses, settings, workers)
         self._name = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -164,9 +164,9 @@ class WorkerProcess:
             TooManyBadSamples: the stream is broken.
         """
         finished = threading.Event()
-        targets = coordinator_targets(self._settings, self._addresses)
+        targets = coordinator_targets(self._settings, self._begin.shards)
         coordinator = CoordinatorClient(targets, self._security)
-        self._stopped, self._map = stopped, MapWatch(coordinator.slots, self._addresses, stopped)
+        self._stopped, self._map = stopped, MapWatch(coordinator.slots, self._begin, stopped)
         threading.Thread(target=self._enforce_drain, args=(stopped, finished), daemon=True).start()
         with ExitStack() as stack:
             stack.callback(finished.set)
@@ -286,11 +286,12 @@ class WorkerProcess:
     def _shards(self, start: Clock) -> Shards:
         step = self._step
         beginning = RunTemplate(self._spec, step.initial_dense, step.initial_statistics, start)
-        return Shards(self._places(self._addresses), beginning, metadata(self._security))
+        return Shards(self._places(self._begin), beginning, metadata(self._security))
 
-    def _places(self, addresses: Sequence[str]) -> list[Node | ServerChannel | TargetPair]:
+    def _places(self, shard_map: ShardMap) -> list[Node | ServerChannel | TargetPair]:
+        _, shards, backups = shard_map
         places: list[Node | ServerChannel | TargetPair] = [
-            *connect_shards(addresses, self._settings.ps, self._security, lambda channel: None)
+            *connect_shards(shards, backups, self._security, lambda channel: None)
         ]
         if self._ps:
             places[self._ps.node.index] = self._ps.node
@@ -312,8 +313,8 @@ class WorkerProcess:
         """Goes by the newest map, if it has other shards."""
         if self._stopped.is_set() or self._ps or not self._map.check():
             return False
-        epoch, addresses = self._map.use_other()
-        shards.move_to(self._places(addresses), epoch)
+        shard_map = self._map.use_other()
+        shards.move_to(self._places(shard_map), shard_map.epoch)
         return True
 
     def _other_shards(self, shards: Shards) -> OtherShards | None:

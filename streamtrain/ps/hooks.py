@@ -87,6 +87,9 @@ class CheckpointStore(Protocol):
             CheckpointError: it cannot be read.
         """
 
+    def forget(self) -> None:
+        """The shard that was restored or written last is here no more; nor is one that was read ahead."""
+
     def snapshot(self, shard: Shard, full: bool) -> Snapshot:
         """Takes a snapshot; nothing is pushed meanwhile. Not `full`: only of what changed since the one before."""
 

@@ -142,12 +142,14 @@ class Shard:
         replicator: replicates pushes to a backup; None: no backup. Set before the first push.
         spec: of the model, with the learning rates in force (`set_rates`).
         rates: these learning rates.
+        moved: how often rows may have got other ids, as of within `paused`: what was scanned meanwhile may miss some.
     """
 
     def __init__(
         self, initial: InitialState, index: int, shards: int, *, tables: Sequence[Table] | None = None
     ) -> None:
         self.replicator: Replicator | None = None
+        self.moved = 0
         self.spec = initial.spec
         self.rates = self.spec.current_rates
         self._own_rates = self.spec.own_rates
@@ -382,6 +384,14 @@ class Shard:
         for table in self.tables:
             while table.sweep(_SWEPT_ROWS):
                 pass
+
+    def drop_foreign(self) -> None:
+        """Takes away what has been loaded into its tables of other shards since it began."""
+        with self._lock:
+            self.moved += 1
+            for table in self.tables:
+                table.set_slots(*own_slots(self.index, self.shards))
+        self.sweep()
 
     def retire_at(self, clock: Clock, why: str) -> bool:
         """`retire`, if the shard is at this clock and has not failed; returns whether it was retired."""

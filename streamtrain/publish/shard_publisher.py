@@ -55,7 +55,8 @@ class ShardPublisher:
         if full is not None and full.shards != shard.shards:
             raise ShardRefused(f"the layout is of {full.shards} shards, this is one of {shard.shards}")
         with self._lock:
-            shard.sweep()  # which has to do with the number of rows
+            moved = shard.moved
+            shard.sweep()  # which has to do with the number of rows, and gives some other ids
             progress = shard.progress()  # before rows are read, which so are of this clock or a later one
             watermark = shard.watermark
             if not layout and (why := self._why_full(shard)):
@@ -70,6 +71,8 @@ class ShardPublisher:
                 part = self._write(shard, number, changes, weights, full)
             except (FullPublicationNeeded, PublicationCorrupt) as exc:
                 return json.dumps({"full": str(exc)})
+            if full is not None and shard.moved != moved:
+                return json.dumps({"full": f"rows of shard {shard.index} have moved while they were read"})
             self._token = part.token.name
             self._tokens.append(self._token)
             del self._tokens[1:-_MOST_TOKENS]  # should one of these be committed now, everything is written anew

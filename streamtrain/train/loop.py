@@ -293,6 +293,7 @@ class Loop:
         self._committed = self._polled = time.monotonic()
         self._is_closing = False
         self.stats = LoopStats(self._metrics, validation, model.sampling)
+        self._pushed: float | None = None  # when the push in flight was sent
         self.rewinds = 0
 
     @cached_property
@@ -340,7 +341,7 @@ class Loop:
 
     def _follow(self) -> bool:
         """Joins other shards, if the cluster has others now; what was in flight is to be read again."""
-        other = self._others()
+        began, other = self._pushed or time.monotonic(), self._others()
         if other is None:
             return False
         self._drop()
@@ -350,7 +351,7 @@ class Loop:
         if "_trainer" in vars(self):
             self._trainer.move_to(*other)
         self._join()
-        logger.info("learning with %d shards", self._shards)
+        logger.info("learning with %d shards, after a pause of %.2f s", self._shards, time.monotonic() - began)
         return True
 
     def _advance_or_follow(self) -> bool:
@@ -375,6 +376,7 @@ class Loop:
         if prefetched.decoded.letters:
             self._intake.flush_dead_letters()
         self._in_flight = _InFlight(prefetched, result, self._push(prefetched, result))
+        self._pushed = time.monotonic()
         if not self._trainer.ahead:
             self._settle()
         return True
@@ -480,6 +482,7 @@ class Loop:
                 raise
             self._rewind()
             return False
+        self._pushed = None
         spans, batch, result = in_flight.prefetched.spans, in_flight.prefetched.decoded.batch, in_flight.result
         stats = total_stats(pushed)
         stats.non_finite_dense += result.non_finite_dense if result else 0

@@ -106,7 +106,7 @@ class ShardTrainer(TrainingPredictor):
         security = Security.from_settings(settings.security)
         self._model, self._step = model, step
         self._channels = channels = list[grpc.Channel]()
-        places = connect_shards(addresses, settings.ps, security, channels.append)
+        places = connect_shards(addresses, settings.ps.backups, security, channels.append)
         self._controls = [open_control(place, metadata(security)) for place in places]
         spec = Spec.of(model)
         for control in self._controls:

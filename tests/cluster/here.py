@@ -40,6 +40,6 @@ def refused(*arguments: str, code: int = 1) -> str:
     done = run(*arguments)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
-    # A server of the same process, which a test may have, says there what it refuses.
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("WARNING streamtrain.ps.")]
+    # Servers and workers of the same process, which a test may have, log there too.
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith(("INFO ", "WARNING "))]
     return line.removeprefix("streamtrain: ")

@@ -3,8 +3,9 @@
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -16,7 +17,8 @@ from streamtrain.errors import ShardError
 from streamtrain.processes.worker import WorkerProcess
 from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.nodes.topology import ShardMap
-from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
+from streamtrain.ps.replication.failover import TargetPair
+from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, ServerChannel, patiently
 from streamtrain.ps.rpc.security import Security
 from streamtrain.settings.load import load_settings
 from streamtrain.store.redis.layout import RedisKeys
@@ -39,14 +41,18 @@ class Scaled:
         place: of checkpoints.
         most: how many shards there may be.
         shards: how many there are at first.
+        backups: whether each has a backup; that of shard i is process `most` + i.
 
     Attributes:
-        addresses: of all shards that there may be.
+        addresses: of all processes of shards that there may be.
         workers: those that learn.
     """
 
-    def __init__(self, url: str, topic: str, place: Path, most: int = 4, shards: int = 2) -> None:
-        *ports, own = free_ports(most + 1)
+    def __init__(
+        self, url: str, topic: str, place: Path, most: int = 4, shards: int = 2, *, backups: bool = False
+    ) -> None:
+        *ports, own = free_ports((2 if backups else 1) * most + 1)
+        self._most, self._has_backups = most, backups
         self.addresses = [f"127.0.0.1:{port}" for port in ports]
         self.channels = [(grpc.insecure_channel(one, options=CHANNEL_OPTIONS), one) for one in self.addresses]
         self.first = self.addresses[:shards]
@@ -63,7 +69,10 @@ class Scaled:
             "worker.batch_size": 20,
             "worker.batch_age": "10ms",
             "ps.timeout": "3s",
+            "ps.backup_patience": "2s",
         }
+        if backups:
+            overrides["ps.backups"] = ",".join(self.backups(*range(shards)))
         self.settings = load_settings(overrides=overrides)
         self.options = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
         self.options += ["--set", "ps.sessions=16"]
@@ -77,22 +86,36 @@ class Scaled:
         self.stream = open_stream(self.settings.stream)
         self.stream.create(PARTITIONS)
 
+    def of(self, *indices: int) -> list[str]:
+        """Addresses of some processes."""
+        return [self.addresses[index] for index in indices]
+
+    def backups(self, *indices: int) -> list[str]:
+        """Addresses of the backups of some shards; empty: they have none."""
+        return [self.addresses[self._most + index] for index in indices] if self._has_backups else []
+
     def start_shard(self, index: int) -> None:
-        """Starts a shard as the settings have it."""
-        self.processes[self.addresses[index]] = Process("--index", str(index), *self.options)
+        """Starts a shard as the settings have it, or its backup."""
+        place = ["--index", str(index % self._most), *(["--backup"] if index >= self._most else [])]
+        self.processes[self.addresses[index]] = Process(*place, *self.options)
 
     def start_spare(self, index: int) -> None:
         """Starts one that waits for a place."""
         self.processes[self.addresses[index]] = Process("--spare", self.addresses[index], *self.options)
 
-    def start_coordinator(self, addresses: Sequence[str] = ()) -> None:
-        options = ["--set", f"ps.addresses={','.join(addresses)}"] if addresses else []
+    def start_coordinator(self, shard_map: ShardMap | None = None) -> None:
+        options: list[str] = []
+        if shard_map is not None:
+            options = ["--set", f"ps.addresses={','.join(shard_map.shards)}"]
+            options += ["--set", f"ps.backups={','.join(shard_map.backups)}"] if shard_map.backups else []
         self.processes["coordinator"] = Process(*self.options, *options, command=COORDINATOR)
 
     def start(self, workers: int = 1) -> None:
         """Starts the shards of the beginning, the coordinator, which answers then, and workers."""
         for index in range(len(self.first)):
             self.start_shard(index)
+            if self._has_backups:
+                self.start_shard(self._most + index)
         self.start_coordinator()
         self.in_force()
         for _ in range(workers):
@@ -122,11 +145,30 @@ class Scaled:
 
     def scale(self, *indices: int) -> ShardMap:
         """Has these shards hold the rows."""
-        return self.client.scale([self.addresses[index] for index in indices])
+        return self.client.scale([self.addresses[index] for index in indices], self.backups(*indices))
 
     def shards(self, *indices: int) -> Shards:
         """As a worker knows them."""
-        return Shards([self.channels[index] for index in indices], beginning(tensorflow=False))
+        places: list[ServerChannel | TargetPair] = [self.channels[index] for index in indices]
+        if self._has_backups:
+            places = [(self.channels[index], self.channels[self._most + index]) for index in indices]
+        return Shards(places, beginning(tensorflow=False))
+
+    def in_step(self, index: int) -> None:
+        """Waits until a shard has a primary whose backup is in step."""
+        controls = [RemoteControl(*self.channels[at], timeout=2.0) for at in (index, self._most + index)]
+
+        def statuses() -> list[Any]:
+            found = []
+            for control in controls:
+                with suppress(ShardError):
+                    found.append(control.status())
+            return found
+
+        def is_so() -> bool:
+            return any(one.ready and one.standing.in_step for one in statuses())
+
+        until(is_so, PATIENCE, told=lambda: f"{statuses()}")
 
     def learned(self, offset: int, *indices: int) -> None:
         """Waits until these shards have learned all partitions up to an offset, in their places."""
@@ -179,8 +221,8 @@ class Scaled:
         if index is None:
             kept = load_shard_map(str(self.settings.checkpoint.url))
             assert kept is not None
-            self.start_coordinator(kept.shards)
-        elif self.addresses[index] in self.first:
+            self.start_coordinator(kept)
+        elif index % self._most < len(self.first):
             self.start_shard(index)
         else:
             self.start_spare(index)

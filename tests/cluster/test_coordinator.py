@@ -22,6 +22,7 @@ from streamtrain.cluster.client import SERVICE, Heartbeat
 from streamtrain.cluster.scaling import STEPS, Estimate
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ConfigError, ShardError, ShardRefused, ShardUnavailable
+from streamtrain.ps.nodes.topology import ShardMap
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.cluster.coordinated import LOG, Coordinated, names, states
 from tests.cluster.test_leading import figures, samples, windows
@@ -74,7 +75,7 @@ def test_status_has_what_is_documented(tmp_path: Path, server: Valkey) -> None:
         assert status["publication"]["number"] == 1
         point = status["history"][-1]
         assert point["freshness_ms"] in (None, pytest.approx(1000 * (point["time"] - 1e9)))  # None: before it joined
-        assert status["slots"] == {"epoch": 1, "shards": cluster.addresses}
+        assert status["slots"] == {"epoch": 1, "shards": cluster.addresses, "backups": []}
 
 
 def test_a_shard_goes_away_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -310,7 +311,7 @@ def test_whoever_goes_by_an_old_slot_map_is_told(tmp_path: Path) -> None:
         return True
 
     with Coordinated(tmp_path) as cluster, Heartbeat(cluster.client(), "worker", "w", dict, hear):
-        assert cluster.client().slots() == (1, tuple(cluster.addresses))
+        assert cluster.client().slots() == ShardMap(1, tuple(cluster.addresses))
         cluster.status(lambda found: names(found) == ["w"])
         assert moved.acquire(timeout=PATIENCE)  # of the first one that it hears of
         cluster.stop()
@@ -320,7 +321,7 @@ def test_whoever_goes_by_an_old_slot_map_is_told(tmp_path: Path) -> None:
         cluster.stop()
         cluster.start(cluster.addresses[::-1])
         assert moved.acquire(timeout=PATIENCE)
-        assert cluster.client().slots() == (2, tuple(cluster.addresses[::-1]))
+        assert cluster.client().slots() == ShardMap(2, tuple(cluster.addresses[::-1]))
         assert not moved.acquire(blocking=False)
 
 

@@ -26,20 +26,30 @@ class Told:
 
 
 def test_the_first_map_is_that_of_the_settings_unless_it_has_another_number_of_shards() -> None:
-    watch = MapWatch(Told(ShardMap(4, C)), A, threading.Event())
+    watch = MapWatch(Told(ShardMap(4, C)), ShardMap(0, A), threading.Event())
     assert not watch.check()
-    assert watch.in_use == (4, A)
-    watch = MapWatch(Told(ShardMap(4, B)), A, threading.Event())
+    assert watch.in_use == ShardMap(4, A)
+    watch = MapWatch(Told(ShardMap(4, B)), ShardMap(0, A), threading.Event())
     assert watch.check()
     assert watch.leaving.is_set()
-    assert watch.use_other() == (4, B)
+    assert watch.use_other() == ShardMap(4, B)
     assert not (watch.check())
     assert not (watch.leaving.is_set())
 
 
+def test_a_map_with_backups_is_another_one_than_that_of_settings_without() -> None:
+    with_backups = ShardMap(1, A, B[:2])
+    watch = MapWatch(Told(with_backups), ShardMap(0, A), threading.Event())
+    assert watch.check()
+    assert watch.use_other() == with_backups
+    watch = MapWatch(Told(with_backups), ShardMap(0, A, C), threading.Event())
+    assert not watch.check()
+    assert watch.in_use == ShardMap(1, A, C)
+
+
 def test_it_stays_while_nobody_answers_and_follows_every_later_map() -> None:
     told = Told()
-    watch = MapWatch(told, A, threading.Event())
+    watch = MapWatch(told, ShardMap(0, A), threading.Event())
     assert not watch.check()
     told.map = ShardMap(1, A)
     assert not watch.check()
@@ -50,7 +60,7 @@ def test_it_stays_while_nobody_answers_and_follows_every_later_map() -> None:
     told.map = ShardMap(3, A)  # before the worker has left: these shards have been restored meanwhile
     assert watch.check()
     assert watch.leaving.is_set()
-    assert watch.use_other() == (3, A)
+    assert watch.use_other() == ShardMap(3, A)
     assert not (watch.check())
     assert not (watch.leaving.is_set())
     told.map = ShardMap(2, B)  # an answer that comes late
@@ -60,7 +70,7 @@ def test_it_stays_while_nobody_answers_and_follows_every_later_map() -> None:
 def test_a_map_is_asked_for_until_it_is_heard() -> None:
     """As the coordinator may end between the beat that says there is another one and the answer which it is."""
     told, beats, heard = Told(), threading.Semaphore(0), threading.Event()
-    watch = MapWatch(told, A, threading.Event())
+    watch = MapWatch(told, ShardMap(0, A), threading.Event())
 
     class Coordinator:
         def beat(self, *_: object) -> int:
@@ -90,7 +100,7 @@ def test_a_map_is_asked_for_until_it_is_heard() -> None:
 
 def test_one_that_ends_leaves_whatever_it_goes_by() -> None:
     stopped, told = threading.Event(), Told(ShardMap(1, A))
-    watch = MapWatch(told, A, stopped)
+    watch = MapWatch(told, ShardMap(0, A), stopped)
     watch.check()
     told.map = ShardMap(2, B)
     watch.check()

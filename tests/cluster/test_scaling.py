@@ -9,6 +9,7 @@ import pytest
 
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ShardError
+from streamtrain.ps.nodes.topology import ShardMap
 from tests.cluster.here import refused, told
 from tests.cluster.scaled import Scaled, good
 from tests.patience import PATIENCE, until
@@ -36,7 +37,7 @@ def test_shards_are_added_and_taken_away(cluster: Scaled) -> None:
     for epoch, to in enumerate([(0, 2, 1, 3), (0, 2, 1), (2,), (3, 1)], 2):
         cluster.fill(end, end + 1_000)
         end += 1_000
-        assert cluster.scale(*to) == (epoch, tuple(cluster.addresses[index] for index in to))
+        assert cluster.scale(*to) == ShardMap(epoch, tuple(cluster.addresses[index] for index in to))
         cluster.learned(end, *to)
         assert cluster.differences(end, *to) == []
         cluster.client.publish_now()
@@ -48,6 +49,27 @@ def test_shards_are_added_and_taken_away(cluster: Scaled) -> None:
     assert cluster.client.verify().agrees
     until(lambda: cluster.counted() >= good(end), PATIENCE)
     assert cluster.counted() < 2 * good(end)
+
+
+def test_one_that_was_left_out_and_started_again_gives_up_what_is_old(cluster: Scaled) -> None:
+    """As its settings have it, it is shard 0 of 2; the map of two shards that follows has it there. Nobody learns."""
+    cluster.fill(0, 1_000)
+    cluster.start()
+    cluster.learned(1_000, 0, 1)
+    cluster.start_spare(2)
+    cluster.scale(2)
+    cluster.restart(0)
+    cluster.processes[cluster.addresses[0]].serving()
+    assert cluster.rows(0) > 0  # of the checkpoint of before
+    cluster.fill(1_000, 2_000)
+    cluster.learned(2_000, 2)
+    cluster.scale(0, 2)
+    cluster.learned(2_000, 0, 2)
+    assert cluster.differences(2_000, 0, 2) == []
+    names = [worker._name for worker in cluster.workers]
+    controls = cluster.shards(0, 2).controls
+    until(lambda: all(list(control.status().workers) == names for control in controls), PATIENCE)  # it has moved
+    assert cluster.counted() == good(2_000)
 
 
 def test_a_shard_is_drained(cluster: Scaled) -> None:

@@ -166,7 +166,7 @@ def shards(*, tensorflow: bool = False) -> Shards:
     addresses = [f"registry:shard-{i}" for i in range(2)]
     settings = PsSettings(addresses=tuple(addresses), backups=tuple(f"{one}-backup" for one in addresses))
     return Shards(
-        connect_shards(addresses, settings, Security(insecure=True), lambda channel: None),
+        connect_shards(addresses, settings.backups, Security(insecure=True), lambda channel: None),
         beginning(tensorflow=tensorflow),
     )
 

@@ -51,7 +51,7 @@ def test_a_shard_that_comes_back_elsewhere_is_found_there(
     options = ["--ps", ",".join(NAMES), "--set", "ps.listen=127.0.0.1:0", *saving(tmp_path)]
     options += ["--set", f"publish.url={valkey.url}"]
     shards = [start("--index", str(index), *options) for index in range(2)]
-    worker = Worker(NAMES, channels=connect_shards(NAMES, PsSettings(), Security(), lambda channel: None))
+    worker = Worker(NAMES, channels=connect_shards(NAMES, (), Security(), lambda channel: None))
     worker.learn(300)
     for offset in (600, 900):
         before = names.lookup("shard-0")
@@ -74,7 +74,7 @@ def test_a_backup_that_comes_back_elsewhere_is_filled_there(
     backup = start(*options, "--backup").serving()
     settings = PsSettings(addresses=("registry:a",), backups=("registry:b",))
     pair: Any
-    (pair,) = connect_shards(["registry:a"], settings, Security(), lambda channel: None)
+    (pair,) = connect_shards(["registry:a"], settings.backups, Security(), lambda channel: None)
     patiently(Shards([pair], COUNTING).agree, Retry(give_up=PATIENCE), threading.Event())
     control = RemoteControl(pair[0][0], pair[0][1], timeout=PATIENCE)
     for _ in range(2):
@@ -109,14 +109,14 @@ def test_who_registers_last_has_the_name_and_what_redis_loses_comes_back(valkey:
 
 
 def test_a_name_that_nobody_has_is_waited_for(names: RedisRegistry) -> None:
-    (place,) = connect_shards(["registry:shard-0"], PsSettings(), Security(), lambda channel: None)
+    (place,) = connect_shards(["registry:shard-0"], (), Security(), lambda channel: None)
     with pytest.raises(ShardUnavailable, match="shard-0 is not registered"):
         RemoteControl(*place).status()
 
 
 def test_names_need_a_redis_and_an_address_to_bind(valkey: Valkey, start: Callable[..., Process]) -> None:
     with pytest.raises(ConfigError, match=r'addresses "registry:…" need publish\.url'):
-        connect_shards(["registry:shard-0"], PsSettings(), Security(), lambda channel: None)
+        connect_shards(["registry:shard-0"], (), Security(), lambda channel: None)
     process = start("--index", "0", "--ps", "registry:shard-0", "--set", f"publish.url={valkey.url}")
     assert process.wait() == 2
     assert "known as registry:shard-0 needs an address to bind: set ps.listen" in process.said[-1]

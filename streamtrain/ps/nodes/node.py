@@ -30,6 +30,7 @@ class Node:
         checkpoints: where it is saved; None: nowhere.
         publisher: of what it has learned; None: it has none.
         pairing: with the other process of the shard; None: it has no backup.
+        pair: makes the pairing with the process at an address; None: other maps cannot give its shard a backup.
         freeze_patience: maximum seconds for which pushes are held back, in case the caller is gone.
         cut_patience: seconds to wait for the clock of a cut.
         write_patience: seconds for which a cut is kept without a request to write it: what changes is copied for it.
@@ -40,9 +41,8 @@ class Node:
         published: number of the publication that was written last, be it committed or not; 0: none.
         lease_generation: of the lease under which it has published; 0: it has not.
         incarnation: of its cluster, as a worker told it; None: none did since it was started.
-        map_epoch: of the map of shards in which it has its place; 0: it has it by its settings.
-        role: whether it is empty, a backup, primary or retired; holds the shard.
-        backup: what it follows another primary with; None: its shard has no backup.
+        role: whether it is empty, a backup, primary or retired; has its place, and holds the shard.
+        backup: what it follows another primary with.
     """
 
     def __init__(
@@ -54,21 +54,19 @@ class Node:
         *,
         publisher: Publisher | None = None,
         pairing: Pairing | None = None,
+        pair: Callable[[str], Pairing] | None = None,
         freeze_patience: float = 2.0,
         cut_patience: float = 1.0,
         write_patience: float = 60.0,
     ) -> None:
-        self.index = index
-        self.shards = shards
         self.counters: dict[str, int] = {}
         self.epoch = NO_EPOCH
         self.published = 0
         self.lease_generation = 0
         self.incarnation: Incarnation | None = None
-        self.map_epoch = 0
         self.role = NodeRole(index, shards, consistency, pairing, self.count)
-        self.backup = BackupShard(self.role, pairing.patience / 2, pairing.promoted) if pairing else None
-        self._pairing = pairing
+        self.backup = BackupShard(self.role, pair, self._forget)
+        self._pair = pair
         self._checkpoints = checkpoints
         self._publisher = publisher
         self._freeze_patience = freeze_patience
@@ -80,6 +78,21 @@ class Node:
         self._snapshot: tuple[int, Snapshot] | None = None
         self._writing: int | None = None
         self._placing = threading.Lock()
+
+    @property
+    def index(self) -> int:
+        """Of its shard."""
+        return self.role.index
+
+    @property
+    def shards(self) -> int:
+        """How many there are; 0: it has no place among them."""
+        return self.role.shards
+
+    @property
+    def map_epoch(self) -> int:
+        """Of the map of shards in which it has its place; 0: it has it by its settings."""
+        return self.role.map_epoch
 
     def start(self, *, is_first: bool = True) -> bool:
         """Restores the shard and becomes primary, unless this is the backup; True: it is not.
@@ -96,8 +109,9 @@ class Node:
         if not self.shards:
             logger.info("this shard has no place yet: it waits for `streamtrain scale`")
             return False
-        if self._pairing and (self._pairing.is_peer_primary() or not is_first):
-            logger.info("this is the backup of shard %d; the primary is at %s", self.index, self._pairing.peer.target)
+        pairing = self.role.pairing
+        if pairing and (pairing.is_peer_primary() or not is_first):
+            logger.info("this is the backup of shard %d; the primary is at %s", self.index, pairing.peer.target)
             return False
         self.restore()
         return True
@@ -136,7 +150,9 @@ class Node:
                 raise ShardRefused(f"shard {self.index} has no checkpoints; set checkpoint.url")
             self._checkpoints.read_ahead(index, shards, self.shard if self.ready else None)
 
-    def place(self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "") -> None:
+    def place(
+        self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "", peer: str | None = None
+    ) -> None:
         """Gives it a place in a map of shards: it then holds what the newest checkpoint has there. Nothing, if it does.
 
         What it holds stays until it has that. An empty one stays empty where there is no checkpoint.
@@ -147,10 +163,11 @@ class Node:
             run: of the cluster; "": not known.
             map_epoch: of the map.
             head: what the publication is known by that the shards of before have made last, see `Publisher.take_over`.
+            peer: address of the other process of that shard, which then copies it anew; None: it has no backup.
 
         Raises:
-            ShardRefused: it holds a shard of another run, or goes by a later map.
-            ShardUnavailable: its shard has a backup, or there is no checkpoint.
+            ShardRefused: it holds a shard of another run, goes by a later map, or can have no backup.
+            ShardUnavailable: it is a backup and is to hold a shard, or there is no checkpoint.
             CheckpointError: checkpoints cannot be read.
         """
         with self._placing:
@@ -158,33 +175,58 @@ class Node:
                 raise ShardRefused(f"the map of epoch {self.map_epoch} is in force here, not {map_epoch}", "mismatch")
             if self.ready and run not in ("", self.shard.run.id):
                 raise ShardRefused(f"this is a shard of run {self.shard.run.id}, not of {run}", "mismatch")
-            was, has_place = f"shard {self.index} of {self.shards}", (self.index, self.shards) == (index, shards)
-            if has_place and (not shards or self.role.state is not NodeState.SPARE):
-                self.map_epoch = map_epoch
+            role, was = self.role, f"shard {self.index} of {self.shards}"
+            if shards and role.state is NodeState.BACKUP:
+                role.held()
+            pairing = self._pairing_with(peer)
+            if (index, shards, pairing) == (self.index, self.shards, role.pairing) and (
+                not shards or role.state is not NodeState.SPARE
+            ):
+                role.confirm(map_epoch)
                 if self.ready:
                     self.shard.release()
                 return
             found = None
-            if shards and self._pairing is None:
+            if shards:
                 self._give_up()
                 held = self.shard if self.ready and self._writing is None else None
                 found = self._checkpoints.restore(index, shards, held) if self._checkpoints else None
-                if found is None and self.role.state is not NodeState.EMPTY:
+                if found is None and role.state is not NodeState.EMPTY:
                     raise ShardUnavailable(f"{was} finds no checkpoint to be shard {index} of {shards} with")
             self._give_up()
-            self.role.vacate(index, shards)
-            self.index, self.shards, self.epoch, self.map_epoch = index, shards, NO_EPOCH, map_epoch
-            self._publish_on(found, head)
+            self.backup.vacate(index, shards, map_epoch, pairing)
+            if found is None:
+                self._forget()
+            else:
+                self._publish_on(found, head)
             if shards:
-                self.role.restored(found.shard if found else None)
+                role.restored(found.shard if found else None)
                 self.epoch = found.epoch if found else NO_EPOCH
             logger.info("%s is shard %d of %d by map %d", was, index, shards, map_epoch)
             if found is not None:  # rows of other shards, if it has kept its tables
                 threading.Thread(target=found.shard.sweep, name="sweep", daemon=True).start()
 
-    def _publish_on(self, found: RestoredShard | None, head: str) -> None:
-        """Has what is published from now on be of another shard, or of none."""
-        if found is not None and found.changed is not None:
+    def _pairing_with(self, peer: str | None) -> Pairing | None:
+        """That which it has, or else a new one."""
+        mine = self.role.pairing
+        if peer is None or (mine is not None and mine.peer.target == peer):
+            return mine if peer else None
+        if self._pair is None:
+            raise ShardRefused(f"shard {self.index} cannot have a backup in this process", "mismatch")
+        return self._pair(peer)
+
+    def _forget(self) -> None:
+        """Nothing of the shard that was here is continued."""
+        self._give_up()
+        self.epoch = NO_EPOCH
+        if self._checkpoints is not None:
+            self._checkpoints.forget()
+        if self._publisher is not None:
+            self._publisher.forget()
+
+    def _publish_on(self, found: RestoredShard, head: str) -> None:
+        """Has what is published from now on be of another shard."""
+        if found.changed is not None:
             if self._publisher is not None and head:
                 self._publisher.take_over(found.shard, found.changed, head)
                 return

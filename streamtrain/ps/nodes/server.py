@@ -17,7 +17,7 @@ from streamtrain.model.spec import Spec
 from streamtrain.ps.consistency import Consistency
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.push import Floats, PushResult
-from streamtrain.ps.replication.backup import BackupShard
+from streamtrain.ps.replication.backup import Asking, BackupShard
 from streamtrain.ps.replication.primary import State
 from streamtrain.ps.replication.roles import NodeState
 from streamtrain.ps.replication.state_transfer import Generation
@@ -36,7 +36,7 @@ def status_of(node: Node, workers: list[str], *, predictions: bool = False) -> A
     status.epoch, status.published, status.generation = node.epoch, node.published, node.lease_generation
     status.incarnation, status.map_epoch = str(node.incarnation or ""), node.map_epoch
     status.counters.update(dict(node.counters))  # a copy: other threads add to it
-    if node.backup is not None:
+    if node.role.pairing is not None:
         status.standing.CopyFrom(_standing_of(node, node.backup))
     if not node.ready:
         return status
@@ -74,10 +74,11 @@ class Servicer:
         limits: of requests.
         waiting: seconds between two words that a request still waits for other workers.
         sessions: where they are known.
+        own: address of this process, as others know it.
     """
 
-    def __init__(self, node: Node, limits: PsSettings, waiting: float, sessions: Sessions) -> None:
-        self._node = node
+    def __init__(self, node: Node, limits: PsSettings, waiting: float, sessions: Sessions, own: str = "") -> None:
+        self._node, self._own = node, own
         self._limits, self._waiting = limits, waiting
         self._sessions = sessions
 
@@ -152,6 +153,7 @@ class Servicer:
         if given == {"join"}:
             yield self._join(request.join, session, shard, c)
         elif given == {"park"}:
+            shard.check()  # one without samples is to notice, too, that it has to be elsewhere
             c.park(session.worker)
             shard.idle(request.park.idle)
             yield wire.frame(pb.Answer(parked=pb.Parked()), [])
@@ -240,7 +242,8 @@ class Servicer:
         if request.ahead:
             self._node.read_ahead(request.shard, request.shards)
         else:
-            self._node.place(request.shard, request.shards, request.run, request.map_epoch, head=request.head)
+            where = request.shard, request.shards, request.run, request.map_epoch
+            self._node.place(*where, head=request.head, peer=self._peer(request.pair) if request.pair else None)
         return status_of(self._node, self._sessions.workers())
 
     def publish(self, request: Any) -> Any:
@@ -279,9 +282,23 @@ class Servicer:
         floats = b"".join(one.astype("<f4", copy=False).tobytes() for one in wire.PullResult.of(shard, pull).floats)
         return pb.Answer(pulled=pb.Pulled(), bulk=floats)
 
+    def _peer(self, pair: Sequence[str]) -> str:
+        """The other one of the processes of a shard."""
+        others = [address for address in pair if address != self._own]
+        if len(pair) != 2 or len(others) != 1:
+            raise ShardRefused(f"the process at {self._own} is not one of {' and '.join(pair)}", "mismatch")
+        return others[0]
+
     def release(self, request: Any) -> Any:
-        generation = Generation.of(request.line)
-        return pb.Released(taken_over=self._backup().release(request.shard, request.shards, generation))
+        asking = Asking(
+            request.shard,
+            request.shards,
+            Generation.of(request.line),
+            request.map_epoch,
+            request.run,
+            request.primary,
+        )
+        return pb.Released(taken_over=self._backup().release(asking))
 
     def follow(self, records: Iterator[bytes], context: Any) -> Iterator[bytes]:
         with answering(context, self._node.count):
@@ -292,7 +309,7 @@ class Servicer:
         return status_of(self._node, self._sessions.workers())
 
     def _backup(self) -> BackupShard:
-        if self._node.backup is None:
+        if self._node.role.pairing is None and self._node.shards:
             raise ShardRefused(f"shard {self._node.index} has no backup; set ps.backups for all processes", "mismatch")
         return self._node.backup
 
@@ -333,6 +350,7 @@ class ShardServer:
         limits: of requests and sessions.
         interceptors: of gRPC, such as one that authenticates.
         timeouts: for how long sessions may be silent.
+        own: address of this process, as others know it.
     """
 
     def __init__(
@@ -341,6 +359,7 @@ class ShardServer:
         limits: PsSettings = PsSettings(),  # noqa: B008  # it is immutable
         interceptors: tuple[grpc.ServerInterceptor, ...] = (),
         timeouts: SessionTimeouts = SessionTimeouts(),  # noqa: B008  # it is immutable
+        own: str = "",
     ) -> None:
         self.grpc = grpc.server(
             futures.ThreadPoolExecutor(limits.sessions + _CONTROL_THREADS, "ps"),
@@ -348,7 +367,7 @@ class ShardServer:
             options=server_options(limits.max_message_bytes),
         )
         self._node, self._sessions = node, Sessions(limits.sessions, timeouts, node.count)
-        self.register(SERVICE, Servicer(node, limits, timeouts.waiting, self._sessions))
+        self.register(SERVICE, Servicer(node, limits, timeouts.waiting, self._sessions, own))
 
     def register(self, service: ServiceDescriptor, servicer: object) -> None:
         """Serves another service too, see `service_handler`; its errors are counted by the node."""

@@ -61,8 +61,10 @@ class Control(Protocol):
     def write(self, epoch: int) -> str:
         """See `Node.write`."""
 
-    def place(self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "") -> Any:
-        """See `Node.place`; returns the status."""
+    def place(
+        self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "", pair: Sequence[str] = ()
+    ) -> Any:
+        """See `Node.place`, with addresses of both processes of a shard; none: it has no backup. Returns the status."""
 
     def read_ahead(self, index: int, shards: int) -> None:
         """See `Node.read_ahead`."""
@@ -112,7 +114,10 @@ class LocalControl:
         self._node.claim(incarnation)
         return self.status()
 
-    def place(self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "") -> Any:
+    def place(
+        self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "", pair: Sequence[str] = ()
+    ) -> Any:
+        """See Control; a shard in the process of its caller has no backup."""
         self._node.place(index, shards, run, map_epoch, head=head)
         return self.status()
 

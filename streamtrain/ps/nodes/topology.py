@@ -12,7 +12,6 @@ from streamtrain.errors import ConfigError
 from streamtrain.ps.replication.failover import TargetPair
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, ServerChannel
 from streamtrain.ps.rpc.security import Security, connect
-from streamtrain.settings.groups import PsSettings
 
 logger = logging.getLogger(__name__)
 
@@ -198,41 +197,41 @@ def _addresses(values: object, name: str, seen: set[str]) -> tuple[str, ...]:
 
 
 def connect_shards(
-    addresses: Sequence[str], settings: PsSettings, security: Security, opened: Callable[[Any], object]
+    addresses: Sequence[str], backups: Sequence[str], security: Security, opened: Callable[[Any], object]
 ) -> list[ServerChannel | TargetPair]:
     """Where all shards are.
 
     Args:
         addresses: of all shards.
-        settings: where their backups are, if they have some.
+        backups: of their backups, if they have some.
         security: of the wire.
         opened: is given every channel that is opened, to close it some time.
 
     Raises:
         ConfigError: there are not as many backups as shards, or one has the address of a shard.
     """
-    check_backups(addresses, settings)
+    check_backups(addresses, backups)
 
     def place(address: str) -> ServerChannel:
         channel = connect(address, security, CHANNEL_OPTIONS)
         opened(channel)
         return channel, address
 
-    if not settings.backups:
+    if not backups:
         return [place(address) for address in addresses]
-    return [(place(first), place(second)) for first, second in zip(addresses, settings.backups, strict=True)]
+    return [(place(first), place(second)) for first, second in zip(addresses, backups, strict=True)]
 
 
-def check_backups(addresses: Sequence[str], settings: PsSettings) -> None:
+def check_backups(addresses: Sequence[str], backups: Sequence[str]) -> None:
     """Refuses backups that do not fit the shards; raises the errors of `connect_shards`."""
-    if not settings.backups:
+    if not backups:
         return
-    if len(settings.backups) != len(addresses):
+    if len(backups) != len(addresses):
         raise ConfigError(
-            f"ps.backups has {len(settings.backups)} addresses, but there are {len(addresses)} shards: "
+            f"ps.backups has {len(backups)} addresses, but there are {len(addresses)} shards: "
             "each needs a backup, or none"
         )
-    if twice := set(addresses) & set(settings.backups):
+    if twice := set(addresses) & set(backups):
         raise ConfigError(f"ps.backups has {min(twice)}, which is the address of a shard in ps.addresses")
 
 
@@ -242,7 +241,22 @@ class ShardMap(NamedTuple):
     Attributes:
         epoch: grows with every change.
         shards: address of the shard that has it, by slot.
+        backups: address of its backup, which may have taken over; empty: shards have none.
     """
 
     epoch: int
     shards: tuple[str, ...]
+    backups: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all processes of shards."""
+        return self.shards + self.backups
+
+    def pair(self, index: int) -> tuple[str, ...]:
+        """Addresses of both processes of a shard; empty: it has no backup."""
+        return (self.shards[index], self.backups[index]) if self.backups else ()
+
+    def has(self, other: "ShardMap") -> bool:
+        """Whether its shards are where those of another one are."""
+        return (self.shards, self.backups) == (other.shards, other.backups)

@@ -61,12 +61,26 @@ class Peer(NamedTuple):
     metadata: Metadata = ()
 
 
+class Place(NamedTuple):
+    """What a primary says of itself.
+
+    Attributes:
+        generation: of its shard.
+        map_epoch: of the map of shards in which it has its place; 0: it has it by its settings.
+        address: its own.
+    """
+
+    generation: Generation
+    map_epoch: int = 0
+    address: str = ""
+
+
 class Replication:
     """See `Replicator`. docs/design.md says why it is done this way.
 
     Args:
         shard: what is replicated.
-        generation: of the shard.
+        place: of the primary; kept as the attribute `place`, which may be replaced.
         backup: where it is.
         patience: seconds that an answer may take before the backup is asked whether it still follows.
         retire: called with the reason when it has taken over.
@@ -77,7 +91,7 @@ class Replication:
     def __init__(
         self,
         shard: Shard,
-        generation: Generation,
+        place: Place,
         backup: Peer,
         patience: float,
         *,
@@ -85,7 +99,7 @@ class Replication:
         pause: float = 1.0,
         count: Callable[[str], object] = lambda name: None,
     ) -> None:
-        self._shard, self._generation = shard, generation
+        self._shard, self.place = shard, place
         channel, self._target, self._metadata = backup
         self._patience, self._pause = patience, pause
         self._retire, self._count = retire, count
@@ -107,7 +121,7 @@ class Replication:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replication", daemon=True)
         # Whoever has taken over has done so from the other, which so has no claim.
-        self.state = State.ASKING if generation.term == 1 else State.AWAY
+        self.state = State.ASKING if place.generation.term == 1 else State.AWAY
 
     def start(self) -> None:
         self._thread.start()
@@ -186,7 +200,15 @@ class Replication:
         Raises:
             grpc.RpcError: it does not answer. The primary continues alone.
         """
-        request = pb.ReleaseRequest(shard=self._shard.index, shards=self._shard.shards, line=self._generation.message())
+        generation, map_epoch, address = self.place
+        request = pb.ReleaseRequest(
+            shard=self._shard.index,
+            shards=self._shard.shards,
+            line=generation.message(),
+            map_epoch=map_epoch,
+            run=self._shard.run.id,
+            primary=address,
+        )
         for left in reversed(range(_SILENT)):
             try:
                 answer = self._release(request, timeout=self._patience, metadata=self._metadata)
@@ -246,9 +268,10 @@ class Replication:
                 if self.state is not State.COPYING or self._queue is not None:  # the stream has ended already
                     return
                 self._queue = queue
-            self._topic, self._rates = self._shard.run.topic, self._shard.spec.rates
-            copy = copy_of(self._shard, self._generation)
+            self._topic, self._rates, moved = self._shard.run.topic, self._shard.spec.rates, self._shard.moved
+            copy = copy_of(self._shard, self.place.generation)
         yield copy
+        self._shard.sweep()  # which gives rows other ids
         for t, table in enumerate(self._shard.tables):
             cursor: int | None = 0
             while cursor is not None:
@@ -257,6 +280,9 @@ class Replication:
                     cursor, rows = table.scan(cursor, _ROWS)
                 yield from (change_record(*one) for one in before)
                 yield rows_of(t, rows)
+        with self._shard.paused():
+            if self._shard.moved != moved:
+                raise ShardUnavailable("rows have moved while they were copied, which begins anew")
         with self._changed:
             before = self._taken(queue)
             self._recorded += 1

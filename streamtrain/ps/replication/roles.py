@@ -11,7 +11,7 @@ from typing import Any
 from streamtrain.errors import ShardError, ShardRefused, ShardUnavailable
 from streamtrain.model.spec import shard_slice
 from streamtrain.ps.consistency import Consistency
-from streamtrain.ps.replication.primary import Peer, Replication
+from streamtrain.ps.replication.primary import Peer, Place, Replication
 from streamtrain.ps.replication.state_transfer import Generation
 from streamtrain.ps.rpc.control import RemoteControl, is_gone
 from streamtrain.ps.shard import InitialState, Shard
@@ -28,6 +28,7 @@ class Pairing:
     Attributes:
         peer: where it is.
         patience: seconds that it may take to answer.
+        own: address of this process, as others know it.
         pause: seconds between two attempts to reach it while it is away.
         promoted: called when this node has taken over from it.
         retired: called with the reason once it has taken over from this node, whose process is to end; started again,
@@ -36,6 +37,7 @@ class Pairing:
 
     peer: Peer
     patience: float
+    own: str = ""
     pause: float = 1.0
     promoted: Callable[[], object] = lambda: None
     retired: Callable[[str], object] = logger.error
@@ -65,10 +67,10 @@ class NodeState(Enum):
     | state | holds a shard | entered from, by |
     |---|---|---|
     | EMPTY | no | the beginning, without a pairing; BACKUP, SPARE by `restored`, without a checkpoint |
-    | BACKUP | no: `BackupShard` has the copy | the beginning, with a pairing; EMPTY by `follow` |
+    | BACKUP | no: `BackupShard` has it | the beginning, with a pairing; EMPTY by `follow`; EMPTY, SPARE by `pair` |
     | PRIMARY | yes | EMPTY, BACKUP, SPARE by `restored`; EMPTY by `initialise`; BACKUP by `take_over` |
     | RETIRED | no more | PRIMARY by `retire`: the other process of the shard has taken over |
-    | SPARE | no: it has no place | the beginning, without a place; EMPTY, PRIMARY by `vacate` |
+    | SPARE | no: it has no place | the beginning, without a place; EMPTY, BACKUP, PRIMARY by `vacate` |
     """
 
     EMPTY = "empty"
@@ -87,6 +89,10 @@ class NodeRole:
         count: called with the names of events.
 
     Attributes:
+        index: of its shard.
+        shards: how many there are; 0: it has no place among them.
+        map_epoch: of the map of shards in which it has its place; 0: it has it by its settings.
+        pairing: with the other process of its shard; None: it has no backup.
         generation: of the shard that it holds.
         replication: of that shard to the backup; None: there is no backup, or nothing to replicate yet.
     """
@@ -99,11 +105,11 @@ class NodeRole:
         pairing: Pairing | None,
         count: Callable[[str], object],
     ) -> None:
-        self.index, self.shards = index, shards
+        self.index, self.shards, self.map_epoch, self.pairing = index, shards, 0, pairing
         self.state = NodeState.BACKUP if pairing else NodeState.EMPTY if shards else NodeState.SPARE
         self.generation = Generation(0, 0)
         self.replication: Replication | None = None
-        self._make_consistency, self._pairing, self._count = consistency, pairing, count
+        self._make_consistency, self._count = consistency, count
         self._lock = threading.Lock()
         self._held: tuple[Shard, Consistency] | None = None
         self._why_retired = ""
@@ -195,26 +201,54 @@ class NodeRole:
         held[0].retire(why)
         if self.replication is not None:
             self.replication.retire()
-        if self._pairing is not None:
-            self._pairing.retired(why)
+        if self.pairing is not None:
+            self.pairing.retired(why)
 
-    def vacate(self, index: int, shards: int) -> None:
-        """EMPTY, PRIMARY or SPARE to SPARE: what it held is refused from now on. `restored` gives it the new place.
+    def vacate(self, index: int, shards: int, map_epoch: int, pairing: Pairing | None = None) -> None:
+        """To SPARE, of all states but RETIRED: what it held is refused from now on. `restored` gives it the new place.
 
         Args:
             index: of the shard that it is to hold next.
             shards: how many there are then; 0: it is to hold none.
+            map_epoch: of the map that says so.
+            pairing: with the other process of that shard.
 
         Raises:
-            ShardUnavailable: its shard has a backup.
+            ShardUnavailable: it is retired.
         """
         with self._lock:
-            if self.state not in (NodeState.EMPTY, NodeState.PRIMARY, NodeState.SPARE) or self._pairing is not None:
-                raise ShardUnavailable(f"shard {self.index} has a backup, and cannot get another place")
+            self._move(index, shards, map_epoch, pairing)
             held, self._held = self._held, None
-            self.index, self.shards, self.state = index, shards, NodeState.SPARE
+            replication, self.replication = self.replication, None
+            self.state = NodeState.SPARE
         if held is not None:
             held[0].retire("its process has another place in the map of shards")
+        if replication is not None:
+            replication.retire()
+
+    def pair(self, index: int, shards: int, map_epoch: int, pairing: Pairing) -> None:
+        """EMPTY, BACKUP or SPARE to BACKUP of another shard.
+
+        Raises:
+            ShardUnavailable: it is primary, or retired.
+        """
+        with self._lock:
+            self._check(NodeState.EMPTY, NodeState.BACKUP, NodeState.SPARE)
+            self._move(index, shards, map_epoch, pairing)
+            self.state = NodeState.BACKUP
+        logger.info("this is the backup of shard %d of %d by map %d", index, shards, map_epoch)
+
+    def confirm(self, map_epoch: int) -> None:
+        """It has the same place by a later map."""
+        with self._lock:
+            self.map_epoch = map_epoch
+            if self.replication is not None:
+                self.replication.place = self.replication.place._replace(map_epoch=map_epoch)
+
+    def _move(self, index: int, shards: int, map_epoch: int, pairing: Pairing | None) -> None:
+        if self.state is NodeState.RETIRED:
+            self.held()
+        self.index, self.shards, self.map_epoch, self.pairing = index, shards, map_epoch, pairing
 
     def _check(self, *states: NodeState) -> None:
         if self.state not in states:
@@ -222,10 +256,11 @@ class NodeRole:
             raise ShardUnavailable(f"shard {self.index} is primary here")
 
     def _lead(self, shard: Shard, generation: Generation) -> None:
-        if self._pairing is not None:
-            peer, patience, pause = self._pairing.peer, self._pairing.patience, self._pairing.pause
+        if self.pairing is not None:
+            place = Place(generation, self.map_epoch, self.pairing.own)
+            peer, patience, pause = self.pairing.peer, self.pairing.patience, self.pairing.pause
             self.replication = shard.replicator = Replication(
-                shard, generation, peer, patience, pause=pause, retire=self.retire, count=self._count
+                shard, place, peer, patience, pause=pause, retire=self.retire, count=self._count
             )
             self.replication.start()
         self.generation, self._held = generation, (shard, self._make_consistency(shard))

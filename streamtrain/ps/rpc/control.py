@@ -249,9 +249,11 @@ class RemoteControl:
     def write(self, epoch: int) -> str:
         return str(self._stub.call("Write", pb.WriteRequest(epoch=epoch), timeout=None).part)
 
-    def place(self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "") -> Any:
-        """See `Node.place`; returns the status. It takes as long as rows are read."""
-        request = pb.PlaceRequest(map_epoch=map_epoch, shard=index, shards=shards, run=run, head=head)
+    def place(
+        self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "", pair: Sequence[str] = ()
+    ) -> Any:
+        """See `Node.place`, with addresses of both processes; returns the status. It takes as long as rows are read."""
+        request = pb.PlaceRequest(map_epoch=map_epoch, shard=index, shards=shards, run=run, head=head, pair=pair)
         return self._stub.call("Place", request, timeout=None)
 
     def read_ahead(self, index: int, shards: int) -> None:

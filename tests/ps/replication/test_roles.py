@@ -8,7 +8,7 @@ import pytest
 
 from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.consistency import Async
-from streamtrain.ps.replication.primary import Peer
+from streamtrain.ps.replication.primary import Peer, State
 from streamtrain.ps.replication.roles import NodeRole, NodeState, Pairing
 from streamtrain.ps.replication.state_transfer import Generation
 from streamtrain.ps.shard import InitialState, Run
@@ -37,6 +37,7 @@ NEXT = {
     RETIRED: {"restored nothing": RETIRED, "retire": RETIRED},
 }  # fmt: skip
 PATHS = {EMPTY: ["restored nothing"], BACKUP: [], PRIMARY: ["restored"], RETIRED: ["restored", "retire"]}
+WAYS = {EMPTY: ["restored nothing"], PRIMARY: ["restored"], RETIRED: ["restored", "retire"]}
 REFUSALS = {
     EMPTY: "shard 0 is empty",
     BACKUP: "this is the backup of shard 0",
@@ -45,16 +46,19 @@ REFUSALS = {
 }
 
 
+def bring(role: NodeRole, state: NodeState) -> None:
+    """A role with a backup to a state."""
+    for name in WAYS.get(state, []):
+        TRANSITIONS[name](role)
+
+
 @pytest.mark.parametrize("name", TRANSITIONS)
 @pytest.mark.parametrize("state", NEXT)
 def test_a_transition_is_made_or_refused(state: NodeState, name: str) -> None:
     address, retired = f"127.0.0.1:{free_ports(1)[0]}", list[str]()
     with grpc.insecure_channel(address) as channel:
         role = NodeRole(0, 1, Async, Pairing(Peer(channel, address), 1.0, retired=retired.append), lambda _: None)
-        for step in {EMPTY: ["restored nothing"], PRIMARY: ["restored"], RETIRED: ["restored", "retire"]}.get(
-            state, []
-        ):
-            TRANSITIONS[step](role)
+        bring(role, state)
         assert role.state is state
         known = [*retired]
         if name in NEXT[state]:
@@ -65,8 +69,52 @@ def test_a_transition_is_made_or_refused(state: NodeState, name: str) -> None:
         assert role.state is NEXT[state].get(name, state)
         assert role.ready is (role.state is PRIMARY)
         assert len(retired) - len(known) == (state is PRIMARY and role.state is RETIRED)  # told once
-        with pytest.raises(ShardUnavailable, match="shard 0 has a backup, and cannot get another place"):
-            role.vacate(1, 2)
+        if role.replication:
+            role.replication.stop()
+
+
+@pytest.mark.parametrize("state", NEXT)
+def test_one_with_a_backup_gets_another_place(state: NodeState) -> None:
+    """The copy goes to the backup of that place from then on, and none to that of before."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with grpc.insecure_channel(address) as channel:
+        pairing = Pairing(Peer(channel, address), 1.0)
+        role = NodeRole(0, 1, Async, pairing, lambda _: None)
+        bring(role, state)
+        replication, other = role.replication, Pairing(Peer(channel, address), 1.0)
+        if state is RETIRED:
+            with pytest.raises(ShardUnavailable, match=REFUSALS[state]):
+                role.vacate(1, 2, 3, other)
+            assert (role.index, role.shards, role.map_epoch) == (0, 1, 0)
+        else:
+            role.vacate(1, 2, 3, other)
+            assert (role.state, role.index, role.shards, role.map_epoch) == (SPARE, 1, 2, 3)
+            assert role.pairing is other
+            assert role.replication is None
+            role.restored(new_shard(1, 2))
+            assert role.replication is not None
+            assert role.replication is not replication
+            role.replication.stop()
+        if replication is not None:
+            replication.stop()
+            assert replication.state is State.RETIRED
+
+
+@pytest.mark.parametrize("state", NEXT)
+def test_a_later_map_makes_it_the_backup_of_another_shard(state: NodeState) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with grpc.insecure_channel(address) as channel:
+        role = NodeRole(0, 1, Async, Pairing(Peer(channel, address), 1.0), lambda _: None)
+        bring(role, state)
+        other = Pairing(Peer(channel, address), 1.0)
+        if state in (PRIMARY, RETIRED):
+            with pytest.raises(ShardUnavailable, match=REFUSALS[state]):
+                role.pair(2, 3, 4, other)
+            assert (role.state, role.index, role.shards, role.map_epoch) == (state, 0, 1, 0)
+        else:
+            role.pair(2, 3, 4, other)
+            assert (role.state, role.index, role.shards, role.map_epoch) == (BACKUP, 2, 3, 4)
+            assert role.pairing is other
         if role.replication:
             role.replication.stop()
 
@@ -78,7 +126,7 @@ def test_a_shard_without_a_backup_gets_another_place() -> None:
         for name in path:
             TRANSITIONS[name](role)
         held = role.held()[0] if role.ready else None
-        role.vacate(1, 3)
+        role.vacate(1, 3, 2)
         assert (role.state, role.index, role.shards, role.ready) == (SPARE, 1, 3, False)
         for name in ("initialise", "follow", "take_over"):
             with pytest.raises(ShardUnavailable, match="this shard has no place yet"):

@@ -76,6 +76,9 @@ def holding(shard: Shard) -> Node:
         def snapshot(self, shard: Shard, full: bool) -> Any:
             raise NotImplementedError
 
+        def forget(self) -> None:
+            raise NotImplementedError
+
     node = Node(shard.index, shard.shards, Async, Store())
     assert node.restore()
     return node

@@ -477,6 +477,9 @@ def test_a_broken_shard_is_not_saved() -> None:
         def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
             raise NotImplementedError
 
+        def forget(self) -> None:
+            raise NotImplementedError
+
         def snapshot(self, shard: Shard, full: bool) -> Any:
             marked.append(full)
 
