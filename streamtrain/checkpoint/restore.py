@@ -117,13 +117,15 @@ def shard_addresses(settings: Settings, tf_config: str | None) -> Sequence[str]:
 
     Raises:
         ConfigError: neither is known.
+        CheckpointError: what the coordinator knew cannot be read.
     """
-    if not settings.ps.addresses and not (tf_config and not tf_config.isspace()):
-        kept = load_shard_map(settings.checkpoint.url) if settings.checkpoint.url else None
-        if kept is None:
-            raise ConfigError("ps.addresses is not set, so it is not known whether shards run: give --ps host:port,…")
-        return kept.shards
-    return Cluster.of(settings.ps.addresses, tf_config).ps
+    is_set = settings.ps.addresses or (tf_config and not tf_config.isspace())
+    given = Cluster.of(settings.ps.addresses, tf_config).ps if is_set else ()
+    url = settings.checkpoint.url
+    kept = load_shard_map(url, given, settings.ps.backups if given else ()) if url else None
+    if kept is None and not given:
+        raise ConfigError("ps.addresses is not set, so it is not known whether shards run: give --ps host:port,…")
+    return kept.shards if kept is not None else given
 
 
 def refuse_running(settings: Settings, addresses: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """`verify`: compare shards, Redis and a server."""
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -245,13 +244,11 @@ def _compare_samples(
 
 
 def _trainer(settings: "Settings", model: "Model", checkpoint: str | None) -> "TrainingPredictor":
-    from streamtrain.cluster.client import resolve_cluster
+    from streamtrain.cluster.client import known_shards
     from streamtrain.train.step import Step
     from streamtrain.verify.samples import CheckpointTrainer, ShardTrainer
 
     if checkpoint is not None:
         return CheckpointTrainer(checkpoint, model)
-    at_once = threading.Event()
-    at_once.set()
-    addresses = resolve_cluster(settings, os.environ.get("TF_CONFIG"), at_once).ps
-    return ShardTrainer(model, Step(model), addresses, settings)
+    shard_map = known_shards(settings, os.environ.get("TF_CONFIG"))
+    return ShardTrainer(model, Step(model), shard_map, settings)

@@ -183,7 +183,7 @@ class CoordinatorClient:
 
 
 def _map_of(answer: Any) -> ShardMap:
-    return ShardMap(answer.epoch, tuple(answer.shards), tuple(answer.backups))
+    return ShardMap(answer.epoch, tuple(answer.shards), tuple(answer.backups), answer.scaled)
 
 
 def resolve_cluster(settings: Settings, tf_config: str | None, stopped: threading.Event) -> Cluster:
@@ -202,6 +202,28 @@ def resolve_cluster(settings: Settings, tf_config: str | None, stopped: threadin
         return Cluster.of(settings.ps.addresses, tf_config)
     with CoordinatorClient.from_settings(settings) as client:
         return Cluster(patiently(client.slots, Retry(), stopped).shards)
+
+
+def known_shards(settings: Settings, tf_config: str | None) -> ShardMap:
+    """The map of shards as the coordinator says, or while it does not answer as it is set.
+
+    Args:
+        settings: of the process.
+        tf_config: of the environment, if there is one.
+
+    Raises:
+        ConfigError: neither the shards nor a coordinator are set.
+        ShardUnavailable: the shards are not set, and the coordinator does not answer.
+    """
+    is_set = settings.ps.addresses or (tf_config and not tf_config.isspace())
+    if settings.coordinator.address is not None:
+        try:
+            with CoordinatorClient.from_settings(settings) as client:
+                return client.slots()
+        except ShardError:
+            if not is_set:
+                raise
+    return ShardMap(0, Cluster.of(settings.ps.addresses, tf_config).ps, settings.ps.backups)
 
 
 _BEAT_EVERY = 1.0  # seconds

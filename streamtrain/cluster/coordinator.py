@@ -282,7 +282,7 @@ class Coordinator:
         if before.has(after):
             return before
         check_map(before, after)
-        _, addresses, backups = after
+        addresses, backups = after.shards, after.backups
         opened = open_shards(addresses, backups)
         added = [address for address in after.addresses if address not in before.addresses]
         left = [address for address in before.addresses if address not in after.addresses]

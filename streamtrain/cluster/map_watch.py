@@ -14,7 +14,8 @@ class MapWatch:
     """Compares the map that a worker goes by with the coordinator's. Thread-safe.
 
     The first map that the coordinator tells is taken for that of the settings, which may name shards otherwise, unless
-    it has another number of them or of their backups. While the coordinator does not answer, the map stays as it is.
+    it has another number of them or of their backups, or `streamtrain scale` has changed it. While the coordinator does
+    not answer, the map stays as it is.
 
     Args:
         ask: `CoordinatorClient.slots`.
@@ -51,8 +52,8 @@ class MapWatch:
         with self._lock:
             is_newer, self._heard = heard.epoch > self._heard.epoch, max(heard, self._heard)
             mine = self._in_use
-            if not mine.epoch and [*map(len, heard[1:])] == [*map(len, mine[1:])]:
-                self._in_use = self._in_use._replace(epoch=heard.epoch)
+            if not mine.epoch and (heard.has(mine) or (not heard.scaled and _are_as_many(mine, heard))):
+                self._in_use = mine._replace(epoch=heard.epoch)
             elif is_newer:  # also if it has the shards of `in_use` again: they hold pushes of this worker no more
                 logger.info("the cluster has %d shards by map %d", len(heard.shards), heard.epoch)
                 self.leaving.set()
@@ -75,3 +76,7 @@ class MapWatch:
         """The worker ends: `stopped` is set."""
         with self._lock:
             self.leaving.set()
+
+
+def _are_as_many(one: ShardMap, other: ShardMap) -> bool:
+    return (len(one.shards), len(one.backups)) == (len(other.shards), len(other.backups))

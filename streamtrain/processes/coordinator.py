@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamtrain.checkpoint.shard_map import next_shard_map
+from streamtrain.checkpoint.shard_map import begin_shard_map
 from streamtrain.cluster.coordinator import Coordinator
 from streamtrain.cluster.members import SERVER, WORKER
 from streamtrain.cluster.scaling import OpenedShards
@@ -71,12 +71,17 @@ class CoordinatorProcess:
             )
             return OpenedShards([*controls], [*polled])
 
-        backups = settings.ps.backups
-        opened = open_shards(addresses, backups)
+        shard_map = begin_shard_map(settings.checkpoint.url, addresses, settings.ps.backups)
+        if shard_map.scaled:
+            logger.info(
+                "going on with %d shards by map %d, as `streamtrain scale` has changed those of ps.addresses: %s",
+                *(len(shard_map.shards), shard_map.epoch, ", ".join(shard_map.shards)),
+            )
+        opened = open_shards(shard_map.shards, shard_map.backups)
         self._redis = open_redis(settings.publish)
         self.coordinator = Coordinator(
             *opened,
-            next_shard_map(settings.checkpoint.url, addresses, backups),
+            shard_map,
             settings,
             self._count,
             redis=self._redis,

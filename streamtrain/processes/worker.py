@@ -289,9 +289,8 @@ class WorkerProcess:
         return Shards(self._places(self._begin), beginning, metadata(self._security))
 
     def _places(self, shard_map: ShardMap) -> list[Node | ServerChannel | TargetPair]:
-        _, shards, backups = shard_map
         places: list[Node | ServerChannel | TargetPair] = [
-            *connect_shards(shards, backups, self._security, lambda channel: None)
+            *connect_shards(shard_map.shards, shard_map.backups, self._security, lambda channel: None)
         ]
         if self._ps:
             places[self._ps.node.index] = self._ps.node

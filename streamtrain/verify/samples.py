@@ -15,7 +15,7 @@ from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader
 from streamtrain.model.spec import Spec
 from streamtrain.ps.client import ShardReader
-from streamtrain.ps.nodes.topology import connect_shards
+from streamtrain.ps.nodes.topology import ShardMap, connect_shards
 from streamtrain.ps.replication.failover import open_control
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import RemoteControl
@@ -102,16 +102,16 @@ class ShardTrainer(TrainingPredictor):
         ShardRefused: they are of another model, or another number of shards.
     """
 
-    def __init__(self, model: Model, step: Step, addresses: Sequence[str], settings: Settings) -> None:
+    def __init__(self, model: Model, step: Step, shard_map: ShardMap, settings: Settings) -> None:
         security = Security.from_settings(settings.security)
         self._model, self._step = model, step
         self._channels = channels = list[grpc.Channel]()
-        places = connect_shards(addresses, settings.ps.backups, security, channels.append)
+        places = connect_shards(shard_map.shards, shard_map.backups, security, channels.append)
         self._controls = [open_control(place, metadata(security)) for place in places]
         spec = Spec.of(model)
         for control in self._controls:
             self._check(control, spec)
-        self._planner = model.planner(len(addresses))
+        self._planner = model.planner(len(places))
         self._shards = ShardReader([ReadSource(control) for control in self._controls], spec)
 
     def _check(self, control: RemoteControl, spec: Spec) -> None:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.chaos.endings import ENDINGS, Ending
-from tests.chaos.faults import CLOCK, Fault, Site, possible
+from tests.chaos.faults import CLOCK, SCALES, Fault, Site, possible
 from tests.chaos.network import container
 from tests.chaos.report import Injected, Report
 from tests.chaos.samples import Counted, Flights, Samples
@@ -47,12 +47,14 @@ def run(args: argparse.Namespace, folder: Path) -> Report:
     samples = [made[name]() for name in args.models]
     began = time.monotonic()
     clocks = not args.kinds or CLOCK in args.kinds
+    spare = not args.kinds or bool({*SCALES} & {*args.kinds})
     whole = Whole(
         *(folder, samples),
         rate=args.rate,
         every=args.every,
         contained=args.contained,
         backed=args.backups,
+        spare=spare,
         clocks=clocks,
         joined=random.Random(args.seed) if args.join else None,
     )

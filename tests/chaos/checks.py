@@ -65,8 +65,8 @@ def check(service: Service, load: Load, folder: Path) -> Found:
 
 
 def _shards(service: Service) -> Shards:
-    ps = service.settings.ps
-    places = connect_shards(ps.addresses, ps.backups, Security(insecure=True), lambda channel: None)
+    now = service.shard_map()
+    places = connect_shards(now.shards, now.backups, Security(insecure=True), lambda channel: None)
     # They say themselves what they hold, so nobody here has to build the model.
     spec = Spec.from_json(open_control(places[0], (), _SECONDS).status().spec)
     nothing = np.zeros(0, np.float32)

@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import RawIOBase
@@ -18,6 +19,8 @@ from tests.chaos.service import COORDINATOR, PS, SERVE, WORKER, Service, faketim
 from tests.chaos.wire import Trouble
 
 CLOCK = "clock jump"
+SCALES = ("other shards", "kill among other shards", "cut among other shards")
+_SCALING = 4.0  # seconds within which something goes wrong: about as long as it takes
 _PAUSE = threading.Event()
 _BLOCK = bytes(1 << 16)
 _LATE = 6.0  # seconds: longer than a command to Redis may take
@@ -261,6 +264,60 @@ def another_worker(site: Site) -> Iterator[str]:
     yield f"of {service.name} for {seconds:.1f} s"
 
 
+_MAPS = ([0, 1], [0, 2, 1], [2, 1], [1], [1, 0, 2])
+"""Shards by slot, to which their number is changed."""
+
+
+def _next_shards(site: Site, service: Service) -> list[int]:
+    now = service.shards()
+    return site.random.choice([one for one in _MAPS if one != now])
+
+
+@contextmanager
+def scaled(site: Site) -> Iterator[str]:
+    """Other shards hold the rows."""
+    service = site.service()
+    before, after = service.shards(), _next_shards(site, service)
+    done = service.scale(after)
+    if done.returncode:
+        raise SystemExit(f"{service.name} has not got shards {after} instead of {before}: {done.stderr}")
+    yield f"{before} to {after} of {service.name}"
+
+
+def scaled_under(trouble: Callable[[Site, Service], AbstractContextManager[str]]) -> Fault:
+    """Other shards are to hold the rows, while something else goes wrong: it is done, or it is not."""
+
+    @contextmanager
+    def scale(site: Site) -> Iterator[str]:
+        service = site.service()
+        before, after = service.shards(), _next_shards(site, service)
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(service.scale, after)
+            _PAUSE.wait(_SCALING * site.random.random())
+            with trouble(site, service) as what:
+                pass
+            ended = "done" if done.result().returncode == 0 else "not done"
+        yield f"{before} to {after} of {service.name}, {what}: {ended}"
+
+    return scale
+
+
+@contextmanager
+def _someone_killed(site: Site, service: Service) -> Iterator[str]:
+    name = site.random.choice([*service.of(PS), *service.of(COORDINATOR), *service.of(WORKER)])
+    os.kill(_pid_of(service, name), signal.SIGKILL)
+    yield f"{name} killed"
+
+
+@contextmanager
+def _someone_cut_off(site: Site, service: Service) -> Iterator[str]:
+    """From all others, for longer than whoever waits for it."""
+    name, seconds = site.random.choice([*service.of(PS), *service.of(COORDINATOR)]), _STOPPED * site.seconds()
+    with service.network.trouble(Trouble(name, None)):
+        _PAUSE.wait(seconds)
+    yield f"{name} cut off for {seconds:.1f} s"
+
+
 @contextmanager
 def late(site: Site) -> Iterator[str]:
     """What a coordinator sends comes seconds late, so also commits that it has given up."""
@@ -289,6 +346,8 @@ def possible(site: Site) -> tuple[dict[str, Fault], dict[str, str]]:
     if site.joining is not None:
         signals = {"kill joiner": signal.SIGKILL, "stop joiner": signal.SIGSTOP, "joiner leaves": signal.SIGTERM}
         found |= {kind: joiner_gone(number) for kind, number in signals.items()}
+    if all(service.has_spare for service in site.services):
+        found |= {SCALES[0]: scaled, SCALES[1]: scaled_under(_someone_killed)}
     missing = {}
     if site.disk is None:
         missing["full disk"] = "no small disk can be mounted here"
@@ -296,8 +355,10 @@ def possible(site: Site) -> tuple[dict[str, Fault], dict[str, str]]:
         found["full disk"] = disk_full
     if site.services[0].network.is_wire:
         found |= {"network cut": cut, "network slow": slow, "late commit": late}
+        if SCALES[0] in found:
+            found[SCALES[2]] = scaled_under(_someone_cut_off)
     else:
-        wired = ["network cut", "network slow", "late commit"]
+        wired = ["network cut", "network slow", "late commit", SCALES[2]]
         missing |= dict.fromkeys(wired, "there are no network namespaces here")
     if faketime() is None:
         missing[CLOCK] = "libfaketime is not installed"

@@ -7,14 +7,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.cluster.status_reader import StatusReader
 from streamtrain.errors import ShardError
+from streamtrain.ps.nodes.topology import ShardMap
 from streamtrain.ps.rpc.security import Security
 from streamtrain.service.preload import Preloader
 from streamtrain.service.programs import Program
@@ -38,9 +39,15 @@ _FAKETIME = "libfaketimeMT.so.1"
 _BUFFER = "1048576"  # bytes, the least: buffers are full after long faults
 
 
-def names_of(service: str, backed: bool = False) -> list[str]:
-    """Names of a service's processes, and of where each is in the network; `backed`: shards have backups."""
-    shards = [f"{PS}{i}{place}" for place in ("", BACKUP)[: 1 + backed] for i in range(SHARDS)]
+def names_of(service: str, backed: bool = False, spare: bool = False) -> list[str]:
+    """Names of a service's processes, and of where each is in the network.
+
+    Args:
+        service: its name.
+        backed: whether shards have backups.
+        spare: whether there is a process, or a pair of them, that may become a shard.
+    """
+    shards = [f"{PS}{i}{place}" for place in ("", BACKUP)[: 1 + backed] for i in range(SHARDS + spare)]
     workers = [f"{WORKER}{i}" for i in range(WORKERS)]
     return [f"{service}-{one}" for one in (*shards, *workers, COORDINATOR, SERVE)]
 
@@ -60,11 +67,13 @@ class Service:
         servers: Kafka and Valkey.
         checkpoints: folder.
         backed: whether shards have backups.
+        spare: whether there is a process, or a pair of them, that may become a shard.
         clocks: whether the clock of a process can be set.
         settings: more of them, by dotted key.
 
     Attributes:
         names: of its processes.
+        has_spare: whether there is one that may become a shard.
         listen: "host:port" of the endpoint.
         settings: of all processes.
         stream: of the samples; it is made.
@@ -80,12 +89,14 @@ class Service:
         servers: Servers,
         checkpoints: Path,
         backed: bool = False,
+        spare: bool = False,
         clocks: bool = False,
         settings: Mapping[str, str] = {},
     ) -> None:
         self.samples, self.name, self.network = samples, samples.name, network
-        self._backed = backed
-        self.names = names_of(self.name, backed)
+        self._backed, self.has_spare = backed, spare
+        self.names = names_of(self.name, backed, spare)
+        self._at: dict[str, str] = {}  # addresses of shards and spares, by name
         self._folder = folder / self.name
         self._folder.mkdir(parents=True)
         (self._folder / "model.py").write_text(samples.file)
@@ -97,6 +108,7 @@ class Service:
         allow(servers.kafka.servers, "worker", rights.of_worker(self.name, self.name))
         self._environment = _environment(given | {"stream.url": servers.secured, "stream.kafka": _kafka("nobody")})
         self.listen = self.settings.serve.listen
+        self._map = ShardMap(0, self.settings.ps.addresses, self.settings.ps.backups)
         self.stream = open_stream(self.settings.stream)
         self.stream.create(PARTITIONS)
         programs = [self._program(name) for name in self.names]
@@ -113,8 +125,9 @@ class Service:
 
         ports = iter(free_ports(len(self.names)))
         # Where there are no backups, sockets of files: workers and shards then exchange messages by shared memory.
-        shards = [at(name) if self._backed else f"unix:{self._folder}/{name}.sock" for name in self.of(PS)]
-        backups = {"ps.backups": ",".join(shards[SHARDS:])} if shards[SHARDS:] else {}
+        self._at = {name: at(name) if self._backed else f"unix:{self._folder}/{name}.sock" for name in self.of(PS)}
+        begin = range(SHARDS)
+        backups = {"ps.backups": ",".join(self._places(begin, BACKUP))} if self._backed else {}
         return backups | {
             "model": f"{self._folder / 'model.py'}:model",
             "stream.url": servers.stream,
@@ -125,7 +138,7 @@ class Service:
             "stream.kafka": _kafka(),
             "worker.batch_size": "512",
             "worker.batch_age": "50ms",
-            "ps.addresses": ",".join(shards[:SHARDS]),
+            "ps.addresses": ",".join(self._places(begin)),
             "ps.timeout": "3s",
             "consistency.lease": "3s",
             "coordinator.address": at(*self.of(COORDINATOR)),
@@ -140,6 +153,10 @@ class Service:
             "security.insecure": str(self.network.is_wire).lower(),
         }
 
+    def _places(self, indices: Iterable[int], place: str = "") -> list[str]:
+        """Addresses of shards, or with BACKUP as their place of their backups."""
+        return [self._at[f"{self.name}-{PS}{index}{place}"] for index in indices]
+
     def _program(self, name: str) -> Program:
         kind, index, backup = re.fullmatch(rf"{self.name}-([a-z]+)(\d*)({BACKUP})?", name).groups()  # type: ignore[union-attr]
         environment = os.environ | self._environment
@@ -152,8 +169,10 @@ class Service:
             told |= {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
             prefix = [*prefix, "env", *(f"{key}={of}" for key, of in told.items())]
         command = [*prefix, sys.executable, "-m", "streamtrain", kind]
-        command += ["--index", index] if kind == PS else []
-        command += ["--backup"] if backup else []
+        if kind == PS and int(index) >= SHARDS:
+            command += ["--spare", self._at[name]]
+        elif kind == PS:
+            command += ["--index", index, *(["--backup"] if backup else [])]
         # A copy of the service has instances of its own, as it would have on other machines.
         instance = f"{self._folder.parent.name}-{name}" if kind == WORKER else ""
         command += ["--instance", instance] if instance else []
@@ -209,6 +228,24 @@ class Service:
         """Names of the processes of a kind; of shards those of `ps.addresses`, then their backups."""
         return [name for name in self.names if name.startswith(f"{self.name}-{kind}")]
 
+    def scale(self, indices: Sequence[int]) -> subprocess.CompletedProcess[str]:
+        """Has these shards hold the rows; what the command said."""
+        backups = ["--backups", ",".join(self._places(indices, BACKUP))] if self._backed else []
+        done = self.command("scale", "--ps", ",".join(self._places(indices)), *backups, "--timeout", "100s")
+        self.shard_map()
+        return done
+
+    def shards(self) -> list[int]:
+        """Those that hold the rows, as the coordinator has said last."""
+        names = [name for one in self.shard_map().shards for name, address in self._at.items() if address == one]
+        return [int(name.removeprefix(f"{self.name}-{PS}")) for name in names]
+
+    def shard_map(self) -> ShardMap:
+        """As the coordinator has said last; at first that of the settings."""
+        with CoordinatorClient.from_settings(self.settings) as client, suppress(ShardError):
+            self._map = client.slots()
+        return self._map
+
     def peer(self, shard: str) -> str | None:
         """Name of a shard's other place; None: it has none."""
         other = shard.removesuffix(BACKUP) if shard.endswith(BACKUP) else f"{shard}{BACKUP}"
@@ -247,14 +284,15 @@ class Service:
         return found | {f"{self.name}-serving{i}": pid for i, pid in enumerate(self.serving())}
 
     def clocks(self) -> list[dict[int, int]] | None:
-        """Of the shards, wherever they are; None: one does not answer."""
-        ps, trusted = self.settings.ps, Security(insecure=True)
+        """Of the shards, wherever they are; None: one does not answer, or they have become others just now."""
+        now, trusted = self._map, Security(insecure=True)
         try:
-            with StatusReader(ps.addresses[:1], ps.addresses, trusted, 2.0, backups=ps.backups) as reader:
+            with StatusReader(now.shards[:1], now.shards, trusted, 2.0, backups=now.backups) as reader:
                 shards = reader.read_shards()["shards"]
         except ShardError:
-            return None
-        if any(one["state"] != "ready" for one in shards):
+            shards = []
+        if not shards or any(one["state"] != "ready" for one in shards):
+            self.shard_map()
             return None
         return [{int(partition): at for partition, at in one["clock"].items()} for one in shards]
 

@@ -65,6 +65,7 @@ class Whole:
         every: seconds between two requests of a client.
         contained: whether this process is in a container of its own (`network.container`).
         backed: names of those services whose shards have backups.
+        spare: whether each service has a process, or a pair of them, that may become a shard.
         clocks: whether clocks of processes can be set.
         settings: of all services, by dotted key, beside their own.
         joined: what is written for joiners; None: there are none.
@@ -79,17 +80,18 @@ class Whole:
         every: float,
         contained: bool,
         backed: Sequence[str] = (),
+        spare: bool = False,
         clocks: bool = True,
         settings: Mapping[str, str] = {},
         joined: random.Random | None = None,
     ) -> None:
-        self._folder, self._settings = folder, settings
+        self._folder, self._settings, self._spare = folder, settings, spare
         self.disk = folder / "disk" if contained else None
         checkpoints = folder / "disk"
         checkpoints.mkdir()
         if self.disk is not None:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", self.disk], check=True)
-        names = [name for one in samples for name in names_of(one.name, one.name in backed)]
+        names = [name for one in samples for name in names_of(one.name, one.name in backed, spare)]
         self.network: Network = Wired(names) if contained else Loopback()
         self.servers = Servers(folder, self.network)
         self._checkpoints = checkpoints
@@ -108,6 +110,7 @@ class Whole:
             servers=self.servers,
             checkpoints=self._checkpoints,
             backed=backed,
+            spare=self._spare,
             clocks=clocks,
             settings=self._settings,
         )

@@ -24,6 +24,7 @@ from streamtrain.processes.ps import PsProcess
 from streamtrain.processes.serving import follow
 from streamtrain.ps.clock import Span
 from streamtrain.ps.nodes.shards import RunTemplate, Shards
+from streamtrain.ps.nodes.topology import ShardMap
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, Retry, patiently
 from streamtrain.ps.rpc.security import Security, connect
 from streamtrain.publish.opening import open_published_model
@@ -117,7 +118,7 @@ class Whole:
 
     def compared(self, **given: Any) -> SamplesComparison:
         with (
-            ShardTrainer(self.model, self.step, self.addresses, self.settings) as trainer,
+            ShardTrainer(self.model, self.step, ShardMap(0, tuple(self.addresses)), self.settings) as trainer,
             open_published_model(self.settings.publish) as published,
             Endpoint(self.url) as endpoint,
         ):
@@ -258,14 +259,14 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     with whole(tmp_path) as (made, _):
         other = load_model(f"{tmp_path}/model.py:other")
         with pytest.raises(ShardRefused, match="has another model; differing"):
-            ShardTrainer(other, made.step, made.addresses, made.settings)
+            ShardTrainer(other, made.step, ShardMap(0, tuple(made.addresses)), made.settings)
         with (
-            ShardTrainer(made.model, made.step, made.addresses, made.settings) as trainer,
+            ShardTrainer(made.model, made.step, ShardMap(0, tuple(made.addresses)), made.settings) as trainer,
             pytest.raises(ShardRefused, match="the request is for 0 tables, but the model has 2"),
         ):
             trainer._controls[0].read([])
         with pytest.raises(ShardRefused, match="belongs to 2 shards, not 1"):
-            ShardTrainer(made.model, made.step, made.addresses[:1], made.settings)
+            ShardTrainer(made.model, made.step, ShardMap(0, tuple(made.addresses[:1])), made.settings)
 
 
 def test_shards_are_asked_where_they_are(tmp_path: Path) -> None:

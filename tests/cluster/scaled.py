@@ -11,7 +11,6 @@ import grpc
 import numpy as np
 import redis
 
-from streamtrain.checkpoint.shard_map import load_shard_map
 from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.errors import ShardError
 from streamtrain.processes.worker import WorkerProcess
@@ -103,12 +102,8 @@ class Scaled:
         """Starts one that waits for a place."""
         self.processes[self.addresses[index]] = Process("--spare", self.addresses[index], *self.options)
 
-    def start_coordinator(self, shard_map: ShardMap | None = None) -> None:
-        options: list[str] = []
-        if shard_map is not None:
-            options = ["--set", f"ps.addresses={','.join(shard_map.shards)}"]
-            options += ["--set", f"ps.backups={','.join(shard_map.backups)}"] if shard_map.backups else []
-        self.processes["coordinator"] = Process(*self.options, *options, command=COORDINATOR)
+    def start_coordinator(self) -> None:
+        self.processes["coordinator"] = Process(*self.options, command=COORDINATOR)
 
     def start(self, workers: int = 1) -> None:
         """Starts the shards of the beginning, the coordinator, which answers then, and workers."""
@@ -216,12 +211,10 @@ class Scaled:
         process.wait()
 
     def restart(self, index: int | None) -> None:
-        """Kills a shard, or the coordinator, and starts it again: that one by the map in force."""
+        """Kills a shard, or the coordinator, and starts it again as it was."""
         self.kill("coordinator" if index is None else self.addresses[index])
         if index is None:
-            kept = load_shard_map(str(self.settings.checkpoint.url))
-            assert kept is not None
-            self.start_coordinator(kept)
+            self.start_coordinator()
         elif index % self._most < len(self.first):
             self.start_shard(index)
         else:

@@ -75,7 +75,7 @@ def test_status_has_what_is_documented(tmp_path: Path, server: Valkey) -> None:
         assert status["publication"]["number"] == 1
         point = status["history"][-1]
         assert point["freshness_ms"] in (None, pytest.approx(1000 * (point["time"] - 1e9)))  # None: before it joined
-        assert status["slots"] == {"epoch": 1, "shards": cluster.addresses, "backups": []}
+        assert status["slots"] == {"epoch": 1, "shards": cluster.addresses, "backups": [], "scaled": False}
 
 
 def test_a_shard_goes_away_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

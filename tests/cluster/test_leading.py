@@ -100,7 +100,7 @@ def test_it_knows_the_cluster_as_a_process_of_its_own_does(cluster: Coordinated)
         status = cluster.status(lambda found: names(found) == ["w"] and states(found) == ["ready", "ready"])
     assert [shard["address"] for shard in status["shards"]] == cluster.addresses
     assert (status["samples"], status["lag"], status["dead_letters"]) == (11, 3, {"json": 2})
-    assert status["slots"] == {"epoch": 1, "shards": cluster.addresses, "backups": []}
+    assert status["slots"] == {"epoch": 1, "shards": cluster.addresses, "backups": [], "scaled": False}
     with pytest.raises(ShardRefused, match=r"set checkpoint\.url"):
         cluster.client().checkpoint()
 

@@ -47,6 +47,15 @@ def test_a_map_with_backups_is_another_one_than_that_of_settings_without() -> No
     assert watch.in_use == ShardMap(1, A, C)
 
 
+def test_a_map_that_was_scaled_is_another_one_if_it_has_other_shards() -> None:
+    watch = MapWatch(Told(ShardMap(2, C, scaled=True)), ShardMap(0, A), threading.Event())
+    assert watch.check()
+    assert watch.use_other().shards == C
+    watch = MapWatch(Told(ShardMap(2, A, scaled=True)), ShardMap(0, A), threading.Event())
+    assert not watch.check()
+    assert watch.in_use == ShardMap(2, A)
+
+
 def test_it_stays_while_nobody_answers_and_follows_every_later_map() -> None:
     told = Told()
     watch = MapWatch(told, ShardMap(0, A), threading.Event())

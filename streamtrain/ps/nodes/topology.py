@@ -242,11 +242,13 @@ class ShardMap(NamedTuple):
         epoch: grows with every change.
         shards: address of the shard that has it, by slot.
         backups: address of its backup, which may have taken over; empty: shards have none.
+        scaled: whether the settings of the coordinator have others.
     """
 
     epoch: int
     shards: tuple[str, ...]
     backups: tuple[str, ...] = ()
+    scaled: bool = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
