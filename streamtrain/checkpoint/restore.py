@@ -95,7 +95,7 @@ def restore(settings: Settings, tf_config: str | None, epoch: int | None) -> Res
         CheckpointCorrupt: the epoch is damaged.
         CheckpointError: there is no such epoch, it cannot be divided among the shards, or others cannot be moved.
     """
-    epochs, addresses = open_epochs(settings), shard_addresses(settings, tf_config)
+    epochs, addresses = open_epochs(settings), next_addresses(settings, tf_config)
     refuse_running(settings, addresses)
     chain = epochs.newest(len(addresses)) if epoch is None else _given(epochs, epoch, len(addresses))
     name = f"aside-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
@@ -117,15 +117,25 @@ def shard_addresses(settings: Settings, tf_config: str | None) -> Sequence[str]:
 
     Raises:
         ConfigError: neither is known.
-        CheckpointError: what the coordinator knew cannot be read.
     """
-    is_set = settings.ps.addresses or (tf_config and not tf_config.isspace())
-    given = Cluster.of(settings.ps.addresses, tf_config).ps if is_set else ()
-    url = settings.checkpoint.url
-    kept = load_shard_map(url, given, settings.ps.backups if given else ()) if url else None
-    if kept is None and not given:
-        raise ConfigError("ps.addresses is not set, so it is not known whether shards run: give --ps host:port,…")
-    return kept.shards if kept is not None else given
+    if not settings.ps.addresses and not (tf_config and not tf_config.isspace()):
+        kept = load_shard_map(settings.checkpoint.url) if settings.checkpoint.url else None
+        if kept is None:
+            raise ConfigError("ps.addresses is not set, so it is not known whether shards run: give --ps host:port,…")
+        return kept.shards
+    return Cluster.of(settings.ps.addresses, tf_config).ps
+
+
+def next_addresses(settings: Settings, tf_config: str | None) -> Sequence[str]:
+    """Addresses of all shards with which the next coordinator begins: not those that are set, if they were scaled.
+
+    Raises:
+        ConfigError: none are known.
+        CheckpointError: what the last coordinator knew cannot be read.
+    """
+    given, url = shard_addresses(settings, tf_config), settings.checkpoint.url
+    kept = load_shard_map(url, given, settings.ps.backups) if url else None
+    return given if kept is None else kept.shards
 
 
 def refuse_running(settings: Settings, addresses: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from streamtrain._core import Table
 from streamtrain.checkpoint.shard_state import (
     GainedAhead,
     ReadAhead,
+    Reading,
     check_shard_count,
     describe_shard,
     restore_shard,
@@ -48,11 +49,19 @@ class CheckpointWriter:
         self.digest = ""
         self._channels: list[int] = []  # by table, change channels since the last snapshot
         self._ahead: ReadAhead | GainedAhead | None = None
+        self._reading = Reading()
 
-    def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
+    @property
+    def rows_ahead(self) -> int:
+        return self._reading.rows
+
+    def stop_reading(self) -> None:
+        self._reading.stop()
+
+    def read_ahead(self, index: int, shards: int, held: Shard | None = None, *, rate: float = 0.0) -> None:
         if self._ahead is not None and self._advance(index, shards, held):
             return
-        ahead, self._ahead = self._ahead, None  # which takes memory
+        ahead, self._ahead, self._reading = self._ahead, None, Reading(rate)  # which takes memory
         if ahead is not None:
             ahead.drop()
         if shards:
@@ -60,9 +69,9 @@ class CheckpointWriter:
             if chain is None:
                 raise CheckpointError(f"there is no checkpoint at {self._epochs.url}: do all shards reach that place?")
             if held is not None and self._has_written(chain, held):
-                self._ahead = GainedAhead.of(chain, held, index, shards)
+                self._ahead = GainedAhead.of(chain, held, index, shards, self._reading)
             else:
-                self._ahead = ReadAhead.of(chain, index, shards)
+                self._ahead = ReadAhead.of(chain, index, shards, self._reading)
 
     def _advance(self, index: int, shards: int, held: Shard | None) -> bool:
         """Reads on for the same place, if the newest checkpoint adds to the one that was read."""

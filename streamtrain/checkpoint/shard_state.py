@@ -2,6 +2,8 @@
 
 import math
 import operator
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -225,6 +227,39 @@ def restore_shard(
     return shard
 
 
+class Reading:
+    """A reading of rows that is under way. Thread-safe.
+
+    Args:
+        rate: bytes per second that are read at most; 0: as many as can be.
+
+    Attributes:
+        rows: that have been read so far.
+    """
+
+    def __init__(self, rate: float = 0.0) -> None:
+        self.rows = 0
+        self._rate, self._bytes, self._began = rate, 0, time.monotonic()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """It ends with CheckpointError."""
+        self._stopped.set()
+
+    def add(self, change: RowsChange) -> None:
+        """These rows have been read; returns when more may be.
+
+        Raises:
+            CheckpointError: it was stopped.
+        """
+        columns = change if isinstance(change, RowPart) else (change.keys,)
+        self.rows += len(change.keys)
+        self._bytes += sum(column.nbytes for column in columns)
+        due = self._began + self._bytes / self._rate if self._rate else 0.0
+        if self._stopped.wait(max(0.0, due - time.monotonic())):
+            raise CheckpointError("the reading of rows was stopped")
+
+
 class ReadAhead(NamedTuple):
     """The rows of a shard in a checkpoint, read before the one from which it is to go on.
 
@@ -241,13 +276,13 @@ class ReadAhead(NamedTuple):
     since: dict[int, int]
 
     @classmethod
-    def of(cls, chain: CheckpointChain, index: int, shards: int) -> "ReadAhead":
+    def of(cls, chain: CheckpointChain, index: int, shards: int, reading: Reading) -> "ReadAhead":
         """Reads them; raises the errors of `restore_shard`."""
         sources = source_shards(index, shards, len(chain.shards))
         try:
             shard = _without_rows(chain, sources, written_spec(chain), index, shards, admission=False)
             for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
-                _load_rows(table, chain.changes(settings["name"], sources), index, shards)
+                _load_rows(table, chain.changes(settings["name"], sources), index, shards, reading=reading)
         except _DAMAGE as exc:
             raise _mismatch(chain, exc) from exc
         return cls(chain, shard, [table.open_channel() for table in shard.tables], _clock_of(chain, sources[0]))
@@ -315,14 +350,14 @@ class GainedAhead(NamedTuple):
     since: dict[int, int]
 
     @classmethod
-    def of(cls, chain: CheckpointChain, held: Shard, index: int, shards: int) -> "GainedAhead":
+    def of(cls, chain: CheckpointChain, held: Shard, index: int, shards: int, reading: Reading) -> "GainedAhead":
         """Reads them; raises the errors of `restore_shard`."""
         sources = source_shards(index, shards, len(chain.shards))
         none = [np.empty(0, np.uint64) for _ in held.tables]
         ahead = cls(chain, held, index, shards, none, _clock_of(chain, sources[0]))
         held.sweep()
         try:
-            ahead._load()
+            ahead._load(reading=reading)
         except BaseException as exc:
             ahead.drop()
             if isinstance(exc, _DAMAGE):
@@ -371,13 +406,13 @@ class GainedAhead(NamedTuple):
         _merge_admission(shard, vectors.arrays, [settings["name"] for settings in spec.tables])
         return shard, ChangedRows(self.since, (), held, advanced.gained)
 
-    def _load(self, later: CheckpointChain | None = None) -> list[NDArray[np.uint64]]:
+    def _load(self, later: CheckpointChain | None = None, reading: Reading | None = None) -> list[NDArray[np.uint64]]:
         """Loads what is gained of the checkpoint, or of what a later one adds to it; by table, the keys."""
         sources = source_shards(self.place, self.shards, len(self.chain.shards))
         others = [source for source in sources if source != self.held.index]
         chain, known = (later, self.chain) if later else (self.chain, None)
         return [
-            _load_rows(table, chain.changes(settings["name"], others, known), self.place, self.shards)
+            _load_rows(table, chain.changes(settings["name"], others, known), self.place, self.shards, reading=reading)
             for settings, table in zip(self.held.spec.tables, self.held.tables, strict=True)
         ]
 
@@ -525,6 +560,8 @@ def _load_rows(
     index: int,
     shards: int,
     kept: TableEvolution | None = None,
+    *,
+    reading: Reading | None = None,
 ) -> NDArray[np.uint64]:
     """Loads them; returns the keys, also of those that are gone."""
     keys = [np.empty(0, np.uint64)]
@@ -538,6 +575,8 @@ def _load_rows(
             born, _ = table.pull_state(change.keys)
             embeddings, state = kept.convert(change.embeddings, change.state, born)
             table.load(change.keys, embeddings, state, change.counts, change.last_seen)
+        if reading is not None:
+            reading.add(change)
     return np.concatenate(keys)
 
 

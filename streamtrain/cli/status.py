@@ -120,7 +120,8 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
         yield figures
     if scaling := status.get("scaling"):
         span = format_span(status["time"] - scaling["since"])
-        yield f"{len(status['shards'])} shards become {scaling['shards']}: {scaling['step']}, for {span}"
+        rows = f" ({scaling['rows']:,} of {scaling['total']:,})" if scaling["total"] else ""
+        yield f"{len(status['shards'])} shards become {scaling['shards']}: {scaling['step']}{rows}, for {span}"
 
 
 def _format_delay(status: dict[str, Any], since: str) -> str:

@@ -35,7 +35,7 @@ from streamtrain.cli.options import (
     warn_without_effect,
 )
 from streamtrain.cli.terminal import print_json
-from streamtrain.durations import parse_duration
+from streamtrain.durations import parse_duration, parse_size
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.logs import json_line
 from streamtrain.service.service_file import CHECKPOINTS, find_service
@@ -127,12 +127,18 @@ def up(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
 
 
 def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with positions
-    ps: Annotated[str, typer.Option(metavar="N|ADDRESSES", help="Number of shards; or all addresses: host:port,…")],
+    ps: Annotated[
+        str, typer.Option(metavar="N|ADDRESSES", help="Number of shards; or all addresses: host:port,…")
+    ] = "",
     backups: Annotated[
         str, typer.Option(metavar="ADDRESSES", help="Of the backups of all shards, in order, where they have some.")
     ] = "",
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="Deadline, where addresses are given.")] = "10m",
+    rate: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bytes that each shard reads in a second at most, such as 50MB.")
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would take, and change nothing.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Give up a change that is under way.")] = False,
     json: Json = False,
     config: Config = None,
     setting: Setting = None,
@@ -148,7 +154,14 @@ def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     from streamtrain.ps.nodes.topology import Cluster
 
     settings = read_client_settings(config, setting, {})
+    if cancel:
+        with _coordinator(settings) as client:
+            client.cancel_scale()
+        return
+    if not ps:
+        raise ConfigError("--ps is required: the number of shards, or the addresses of all")
     addresses = () if ps.isdecimal() else Cluster.of_addresses(ps).ps
+    limit = parse_size(rate, "--rate") if rate else 0.0
     of_backups = Cluster.of_addresses(backups).ps if backups else ()
     if of_backups and not addresses:
         raise ConfigError("--backups goes with the addresses of all shards: --ps ADDRESSES")
@@ -159,9 +172,9 @@ def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
         if addresses:
             with _coordinator(settings) as client:
                 seconds = parse_duration(timeout, "--timeout")
-                shards = list(client.scale(addresses, of_backups, timeout=seconds).shards)
+                shards = list(client.scale(addresses, of_backups, rate=limit, timeout=seconds).shards)
         else:
-            shards = _ask_up(settings, int(ps))
+            shards = _ask_up(settings, int(ps), limit)
     if json:
         print_json({"shards": shards})
     else:
@@ -203,7 +216,7 @@ def drain(  # typer makes options of them; nobody calls it with positions
         typer.echo(f"{address} holds no rows any more and can be stopped; {len(shards)} shards: {', '.join(shards)}")
 
 
-def _ask_up(settings: "Settings", shards: int) -> list[str]:
+def _ask_up(settings: "Settings", shards: int, rate: float) -> list[str]:
     from streamtrain.service.scaling import ask
 
     service = find_service(Path(settings.up.data))
@@ -211,7 +224,7 @@ def _ask_up(settings: "Settings", shards: int) -> list[str]:
         raise ConfigError(
             f"no service of up runs in {settings.up.data}: set --set up.data=…, or give the addresses of all shards"
         )
-    return ask(service, shards)
+    return ask(service, shards, rate)
 
 
 def _coordinator(settings: "Settings") -> "CoordinatorClient":
@@ -241,7 +254,7 @@ def _show_estimate(settings: "Settings", count: int, *, json: bool) -> None:
 @contextmanager
 def _showing_steps(settings: "Settings") -> Iterator[None]:
     """Prints the steps of a change of shards, until the block ends."""
-    from streamtrain.cluster.scaling import STEPS
+    from streamtrain.cluster.scaling import progress_of
 
     ended = threading.Event()
 
@@ -251,9 +264,9 @@ def _showing_steps(settings: "Settings") -> Iterator[None]:
             while not ended.wait(_STEP_SECONDS):
                 with suppress(StreamtrainError):
                     scaling = client.status().get("scaling")
-                    if scaling and scaling["step"] != shown:
-                        shown = scaling["step"]
-                        typer.echo(f"{STEPS.get(shown, shown)} …", err=True)
+                    if scaling and (said := progress_of(scaling)) != shown:
+                        shown = said
+                        typer.echo(said, err=True)
 
     thread = threading.Thread(target=show, name="steps", daemon=True)
     thread.start()

@@ -138,9 +138,15 @@ class CoordinatorClient:
         found: dict[str, Any] = self._parse(self._stub.call("SetRates", request, timeout).found, dict)
         return found
 
-    def scale(self, addresses: Sequence[str], backups: Sequence[str] = (), *, timeout: float | None = None) -> ShardMap:
+    def scale(
+        self, addresses: Sequence[str], backups: Sequence[str] = (), *, rate: float = 0.0, timeout: float | None = None
+    ) -> ShardMap:
         """See `Coordinator.scale`; for `timeout` see `publish_now`."""
-        return _map_of(self._stub.call("Scale", pb.ScaleRequest(shards=addresses, backups=backups), timeout))
+        return _map_of(self._stub.call("Scale", pb.ScaleRequest(shards=addresses, backups=backups, rate=rate), timeout))
+
+    def cancel_scale(self) -> None:
+        """See `Coordinator.cancel_scale`."""
+        self._stub.call("CancelScale", pb.CancelScaleRequest())
 
     def scale_back(self, addresses: Sequence[str], stopped: threading.Event) -> None:
         """Has the shards of before hold the rows, after a `scale` of which it is not known what became of it.

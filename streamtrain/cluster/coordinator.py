@@ -27,6 +27,7 @@ from streamtrain.cluster.rates import RateChange, change_rates, rates_to_json
 from streamtrain.cluster.scaling import (
     HOLD,
     MOST_SHARDS,
+    OpenedShards,
     OpenShards,
     Progress,
     check_map,
@@ -35,6 +36,7 @@ from streamtrain.cluster.scaling import (
     place_all,
     place_strays,
     read_ahead,
+    rows_to_read,
     vacate,
 )
 from streamtrain.cluster.status import StreamLag, poll_shard, samples_of, shard_to_json, watermark_of
@@ -62,6 +64,7 @@ logger = logging.getLogger(__name__)
 _PUBLISHING_SECONDS = 600.0  # that a publication may take which is under way when the shards are to change
 _MOST_ROUNDS = 3  # of reading what changes meanwhile
 _ROUND_SECONDS = 1.0  # in which little changes
+_CANCELLED = "the change of shards was cancelled: those of before go on"
 _POLL_EVERY = 1.0
 _POINT_EVERY = 2.0
 _RATE_SECONDS = 10.0  # over which samples per second are counted
@@ -111,6 +114,8 @@ class Coordinator:
         self._open_shards, self._strays = open_shards, list[str]()
         self._scaling, self._placing = threading.Lock(), threading.Lock()  # who changes the map; who gives places
         self._progress: Progress | None = None
+        self._reading: Sequence[Control] = ()  # shards that read rows for it
+        self._is_cancelled = False
         self._told: set[int] = set()  # shards that have their places from here
         self.checkpoints: CheckpointSchedule | None = None
         self.publications: PublicationSchedule | None = None
@@ -253,17 +258,18 @@ class Coordinator:
             logger.warning("%s is in force, but no checkpoint has it yet: %s", now, exc)
             return change
 
-    def scale(self, addresses: Sequence[str], backups: Sequence[str] = ()) -> ShardMap:
+    def scale(self, addresses: Sequence[str], backups: Sequence[str] = (), *, rate: float = 0.0) -> ShardMap:
         """Has other shards hold the rows from now on, see scaling.py; returns their map.
 
         Args:
             addresses: of all of them, in order.
             backups: of their backups, if the shards of before have some.
+            rate: bytes per second that each shard reads at most meanwhile; 0: as many as it can.
 
         Raises:
             ShardRefused: there is no checkpoint.url, or no process of the coordinator alone; the shards are being
                 changed already; or the errors of `check_map` and `check_next`.
-            ShardError: nothing has been learned yet, or a shard cannot be reached.
+            ShardError: nothing has been learned yet, a shard cannot be reached, or it was cancelled.
             CheckpointError: the checkpoint or the map cannot be written.
         """
         if self._open_shards is None or self.checkpoints is None or self._checkpoint_url is None:
@@ -273,11 +279,30 @@ class Coordinator:
         try:
             with self._placing:
                 after = ShardMap(0, tuple(addresses), tuple(backups))
-                return self._scale(self._open_shards, self._checkpoint_url, self.checkpoints, after)
+                return self._scale(self._open_shards, self._checkpoint_url, self.checkpoints, after, rate)
         finally:
+            self._end_progress()
             self._scaling.release()
 
-    def _scale(self, open_shards: OpenShards, url: str, checkpoints: CheckpointSchedule, after: ShardMap) -> ShardMap:
+    def cancel_scale(self) -> None:
+        """Gives up a change of shards that is under way: `scale` raises ShardError, and the shards of before go on.
+
+        Raises:
+            ShardRefused: there is none, or the shards change just now.
+        """
+        with self._lock:
+            progress, reading = self._progress, self._reading
+            if progress is None:
+                raise ShardRefused("the shards are not being changed", "limit")
+            if progress.step == "switch":
+                raise ShardRefused("it is too late to cancel: the shards change just now", "limit")
+            self._is_cancelled = True
+        for control in reading:
+            forget_ahead(control)
+
+    def _scale(
+        self, open_shards: OpenShards, url: str, checkpoints: CheckpointSchedule, after: ShardMap, rate: float
+    ) -> ShardMap:
         before = self.shard_map
         if before.has(after):
             return before
@@ -292,10 +317,11 @@ class Coordinator:
         try:
             self._step(addresses, "checkpoint")
             checkpoints.now()
-            self._step(addresses, "rows")
-            read_ahead(opened.controls)
+            self._step(addresses, "rows", opened.controls)
+            rows = sum(sum(table.rows for table in control.status().tables) for control in self._controls)
+            read_ahead(opened, rate=rate, observe=partial(self._show_rows, rows_to_read(before, after, rows)))
             self._step(addresses, "changes")
-            self._catch_up(checkpoints, opened.controls)
+            self._catch_up(checkpoints, opened)
             self._step(addresses, "publication")
             with self.publications.hand_over(_PUBLISHING_SECONDS) if self.publications else nullcontext("") as head:
                 self._step(addresses, "switch")
@@ -305,12 +331,13 @@ class Coordinator:
                     place_all(after, opened.controls, run, head)
                     self._go_by(after, opened.controls, opened.polled)
                     paused = time.monotonic() - began
-        except BaseException:
+        except BaseException as exc:
             for control in opened.controls:
                 forget_ahead(control)
+            if self._is_cancelled and isinstance(exc, CheckpointError):  # as a shard that was reading says it
+                raise ShardError(_CANCELLED) from exc
             raise
-        finally:
-            self._progress = None
+        self._end_progress()
         logger.info(
             "%d shards instead of %d by map %d; pushes were held back for %.2f s at most",
             *(len(after.shards), len(before.shards), after.epoch, paused),
@@ -318,17 +345,29 @@ class Coordinator:
         vacate(after, leaving, run)
         return after
 
-    def _catch_up(self, checkpoints: CheckpointSchedule, controls: Sequence[Control]) -> None:
+    def _catch_up(self, checkpoints: CheckpointSchedule, opened: OpenedShards) -> None:
         """Has the next shards read what changes meanwhile, until that takes no time: what is left is waited for."""
         for _ in range(_MOST_ROUNDS):
             began = time.monotonic()
             checkpoints.now(delta=True)
-            read_ahead(controls)
+            read_ahead(opened)
             if time.monotonic() - began < _ROUND_SECONDS:
                 return
 
-    def _step(self, addresses: Sequence[str], step: str) -> None:
-        self._progress = Progress(len(addresses), step, self._now())
+    def _step(self, addresses: Sequence[str], step: str, reading: Sequence[Control] = ()) -> None:
+        with self._lock:
+            if self._is_cancelled:
+                raise ShardError(_CANCELLED)
+            self._progress, self._reading = Progress(len(addresses), step, self._now()), reading
+
+    def _show_rows(self, total: int, rows: int) -> None:
+        with self._lock:
+            if self._progress is not None:
+                self._progress = self._progress._replace(rows=rows, total=total)
+
+    def _end_progress(self) -> None:
+        with self._lock:
+            self._progress, self._reading, self._is_cancelled = None, (), False
 
     def forget(self, ids: Sequence[tuple[str, str]]) -> Receipt:
         """Takes the rows of ids, and those of crosses with them, away for good.

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -48,11 +48,15 @@ class Progress(NamedTuple):
         shards: how many there are to be.
         step: one of `STEPS`.
         since: seconds since the epoch at which the step began.
+        rows: in step "rows", that have been read.
+        total: in step "rows", about how many are to be.
     """
 
     shards: int
     step: str
     since: float
+    rows: int = 0
+    total: int = 0
 
 
 STEPS = {
@@ -63,6 +67,13 @@ STEPS = {
     "switch": "pushes are held back, and the shards change",
 }
 """What happens one after another, for people."""
+
+
+def progress_of(scaling: Mapping[str, Any]) -> str:
+    """What happens now, for people, from the status of a cluster that changes."""
+    step, total = scaling["step"], scaling["total"]
+    share = f", {min(99, 100 * scaling['rows'] // total)}% of {total:,} rows" if total else ""
+    return f"{STEPS.get(step, step)}{share} …"
 
 
 class Estimate(NamedTuple):
@@ -96,22 +107,44 @@ class Estimate(NamedTuple):
             raise ShardUnavailable(f"{', '.join(away)}: not ready, so its rows are not known; retry later")
         rows = sum(sum(one["rows"].values()) for one in shards)
         total = sum(one["bytes"] for one in shards)
-        gained = [_gained(index, len(shards), count) for index in range(len(shards))]
+        gained = [_gained(index, len(shards), index, count) for index in range(len(shards))]
         meanwhile = max(one["bytes"] + int(total * share) for one, share in zip(shards, gained, strict=True))
         return cls(len(shards), count, rows, total, total // count, meanwhile)
 
 
-def _gained(index: int, shards: int, count: int) -> float:
-    """The share of all rows that a shard gains which has the same place among another number of them."""
+def rows_to_read(before: ShardMap, after: ShardMap, rows: int) -> int:
+    """About how many rows the shards of the next map read, if they are spread as evenly as hashes are.
+
+    Args:
+        before: the map in force.
+        after: the next one.
+        rows: of all shards.
+    """
+    was = {address: index for index, address in enumerate(before.shards)}
+    places = [(was.get(address, len(was)), index) for index, address in enumerate(after.shards)]
+    return round(rows * sum(_gained(then, len(was), index, len(places)) for then, index in places))
+
+
+def _gained(was: int, shards: int, index: int, count: int) -> float:
+    """The share of all rows that a shard gains which has another place among another number of them.
+
+    Args:
+        was: its index; `shards` or more: it had no place.
+        shards: how many there are.
+        index: its next one; `count` or more: it gets no place.
+        count: how many there are then.
+    """
     if index >= count:
         return 0.0
-    (begin, end), (next_begin, next_end) = own_slots(index, shards), own_slots(index, count)
+    next_begin, next_end = own_slots(index, count)
+    begin, end = own_slots(was, shards) if was < shards else (0, 0)
     common = max(0, min(end, next_end) - max(begin, next_begin))
     return (next_end - next_begin - common) / HASH_SLOTS
 
 
 MOST_SHARDS = 1024
 
+_LOOK_SECONDS = 0.5  # between two looks at how far shards are
 _STARTING = Retry(give_up=10.0)  # a process that has just been started does not answer yet
 
 OpenShards = Callable[[Sequence[str], Sequence[str]], OpenedShards]
@@ -178,23 +211,46 @@ def check_next(held: Sequence[Control], added: Sequence[Control]) -> str:
     return runs.pop()
 
 
-def read_ahead(controls: Sequence[Control]) -> None:
+def read_ahead(
+    opened: OpenedShards, *, rate: float = 0.0, observe: Callable[[int], object] = lambda rows: None
+) -> None:
     """Has shards read the rows of their next places, all at the same time.
+
+    Args:
+        opened: all of them.
+        rate: bytes per second that each reads at most; 0: as many as it can.
+        observe: is told from time to time how many rows all of them have read.
 
     Raises:
         ShardError: one cannot be reached.
         CheckpointError: one cannot read a checkpoint. All let go of what they have read then.
     """
+    controls = opened.controls
     with ThreadPoolExecutor(len(controls)) as pool:
+        reading = [pool.submit(one.read_ahead, index, len(controls), rate=rate) for index, one in enumerate(controls)]
         try:
-            list(pool.map(lambda index: controls[index].read_ahead(index, len(controls)), range(len(controls))))
+            while wait(reading, _LOOK_SECONDS, FIRST_EXCEPTION).not_done and not _failed(reading):
+                observe(sum(map(_rows_ahead, opened.polled)))
+            for one in reading:
+                if one.done():
+                    one.result()
         except BaseException:
             list(pool.map(forget_ahead, controls))
             raise
 
 
+def _failed(reading: Sequence[Future[None]]) -> bool:
+    return any(one.done() and one.exception() is not None for one in reading)
+
+
+def _rows_ahead(control: Control) -> int:
+    with suppress(ShardError):
+        return int(control.status().rows_ahead)
+    return 0
+
+
 def forget_ahead(control: Control) -> None:
-    """Has a shard let go of what it has read, if it can be reached."""
+    """Has a shard let go of what it has read, and end a reading that is under way, if it can be reached."""
     with suppress(ShardError):
         control.read_ahead(0, 0)
 

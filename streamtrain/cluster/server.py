@@ -67,7 +67,11 @@ class CoordinatorServicer:
         return pb.RatesSet(found=json.dumps(change.to_json()))
 
     def scale(self, request: Any) -> Any:
-        return pb.SlotMap(**self._coordinator().scale(request.shards, request.backups)._asdict())
+        return pb.SlotMap(**self._coordinator().scale(request.shards, request.backups, rate=request.rate)._asdict())
+
+    def cancel_scale(self, _: Any) -> Any:
+        self._coordinator().cancel_scale()
+        return pb.ScaleCancelled()
 
     def forget(self, request: Any) -> Any:
         receipt = self._coordinator().forget([(one.feature, one.id) for one in request.ids])

@@ -63,6 +63,13 @@ class CheckpointStore(Protocol):
 
     digest: str
 
+    @property
+    def rows_ahead(self) -> int:
+        """Rows that were read by `read_ahead` so far, or by the last one."""
+
+    def stop_reading(self) -> None:
+        """Ends a `read_ahead` that is under way, which raises CheckpointError."""
+
     def restore(self, index: int, shards: int, held: Shard | None = None) -> RestoredShard | None:
         """The shard in the newest intact checkpoint; None: there is none.
 
@@ -73,7 +80,7 @@ class CheckpointStore(Protocol):
                 ahead, and stands where the checkpoint does, it is retired, and what is restored has its tables.
         """
 
-    def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
+    def read_ahead(self, index: int, shards: int, held: Shard | None = None, *, rate: float = 0.0) -> None:
         """Reads what the newest checkpoint has of a shard, so that `restore` need only read what has changed since.
 
         Again for the same place, it reads only what has changed meanwhile.
@@ -82,6 +89,7 @@ class CheckpointStore(Protocol):
             index: of the shard.
             shards: how many there are; 0: what was read is let go.
             held: the one that is here, and goes on meanwhile: rows that it has are not read.
+            rate: bytes per second that are read at most; 0: as many as can be.
 
         Raises:
             CheckpointError: it cannot be read.

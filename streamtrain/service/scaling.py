@@ -30,8 +30,13 @@ _FIRST = "ps0"
 _ADDRESSES = "STREAMTRAIN_PS__ADDRESSES"
 
 
-def ask(service: ServiceFile, shards: int) -> list[str]:
+def ask(service: ServiceFile, shards: int, rate: float = 0.0) -> list[str]:
     """Asks a service for another number of shards; returns their addresses.
+
+    Args:
+        service: which one.
+        shards: how many there are to be.
+        rate: bytes per second that each reads at most meanwhile; 0: as many as it can.
 
     Raises:
         ConfigError: it refuses.
@@ -39,7 +44,7 @@ def ask(service: ServiceFile, shards: int) -> list[str]:
     """
     folder, name = service.path.parent, secrets.token_hex(8)
     request, answer = folder / _REQUEST.format(name), folder / _ANSWER.format(name)
-    _write(request, {"shards": shards})
+    _write(request, {"shards": shards, "rate": rate})
     try:
         while not answer.exists():
             if (now := find_service(folder)) is None or not now.is_running:
@@ -101,18 +106,18 @@ class ServiceScaler:
             with suppress(FileNotFoundError):  # who asked has gone
                 text = request.read_bytes()
                 request.unlink()  # before: one that is damaged must not be in the way of others
-                shards = json.loads(text)["shards"]
-                _write(request.with_suffix(".answer"), self._answer(shards))
+                asked = json.loads(text)
+                _write(request.with_suffix(".answer"), self._answer(asked["shards"], asked.get("rate", 0.0)))
 
-    def _answer(self, shards: int) -> dict[str, object]:
+    def _answer(self, shards: int, rate: float) -> dict[str, object]:
         try:
-            return {"shards": self.scale(shards)}
+            return {"shards": self.scale(shards, rate)}
         except (StreamtrainError, OSError) as exc:
             self._report("up", f"still {len(self._addresses)} shards: {exc}")
             return {"error": str(exc), "refused": isinstance(exc, ConfigError)}
 
-    def scale(self, shards: int) -> list[str]:
-        """Has so many shards hold the rows from now on; returns their addresses.
+    def scale(self, shards: int, rate: float = 0.0) -> list[str]:
+        """Has so many shards hold the rows from now on, see `ask`; returns their addresses.
 
         Raises:
             ConfigError: that cannot be.
@@ -127,7 +132,7 @@ class ServiceScaler:
         after += added.values()
         with CoordinatorClient.from_settings(self._settings) as client:
             try:
-                client.scale(after)
+                client.scale(after, rate=rate)
             except BaseException:
                 client.scale_back(self._addresses, self._task.closing)
                 for index in added:

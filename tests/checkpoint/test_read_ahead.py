@@ -1,5 +1,7 @@
 """A shard whose rows were read ahead is the one that is restored, bit for bit."""
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,12 @@ from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
 from streamtrain.checkpoint.shard_state import shard_arrays
 from streamtrain.errors import CheckpointError, ShardUnavailable
 from streamtrain.ps.clock import Span
+from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.shard import Shard
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.checkpoint.saved import Cluster, assert_each_exact, contents, some_log, with_table
+from tests.patience import PATIENCE, until
 from tests.ps.counting import assert_exact, pushes
 from tests.ps.served import COUNTING
 
@@ -194,3 +198,22 @@ def test_nothing_is_of_a_shard_until_it_has_its_place(place: str) -> None:
     assert_exact([found.shard], {0: LOG[0][:1_100]})
     cluster.learn(LOG, (0, 1_100, 1_200))
     assert_exact(cluster.shards, {0: LOG[0][:1_200]})
+
+
+def test_a_reading_is_counted_limited_and_stopped(tmp_path: Path) -> None:
+    """What was read is let go of, and it can be read again."""
+    cluster = Cluster(str(tmp_path), 2)
+    cluster.learn(LOG, (0, 0, 400))
+    cluster.take()
+    writer = CheckpointWriter(Epochs(tmp_path))
+    node = Node(0, 0, Async, writer)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(node.read_ahead, 0, 3, rate=1e-3)  # a row would take hours
+        until(lambda: node.rows_ahead > 0, PATIENCE)
+        node.read_ahead(0, 0)
+        with pytest.raises(CheckpointError, match="the reading of rows was stopped"):
+            reading.result(PATIENCE)
+    assert writer._ahead is None
+    node.read_ahead(0, 3)
+    node.place(0, 3, "", 1)
+    assert sum(map(len, node.shard.tables)) == node.rows_ahead > 0

@@ -19,7 +19,7 @@ from streamtrain.cli.up import _showing_steps
 from streamtrain.cluster import coordinator as coordination
 from streamtrain.cluster import members
 from streamtrain.cluster.client import SERVICE, Heartbeat
-from streamtrain.cluster.scaling import STEPS, Estimate
+from streamtrain.cluster.scaling import STEPS, Estimate, rows_to_read
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ConfigError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.ps.nodes.topology import ShardMap
@@ -301,6 +301,15 @@ def test_what_a_change_of_shards_takes_is_estimated() -> None:
     assert Estimate.of({"shards": shards[:1]}, 3)[-1] == 1000
     with pytest.raises(ShardUnavailable, match="c:1: not ready"):
         Estimate.of({"shards": [*shards, {"state": "away", "address": "c:1"}]}, 4)
+
+
+def test_how_many_rows_are_read_is_estimated() -> None:
+    two, four = ShardMap(1, ("a", "b")), ("a", "b", "c", "d")
+    assert rows_to_read(two, ShardMap(0, four), 1000) == 750  # b has another half, and keeps none
+    assert rows_to_read(two, ShardMap(0, ("a", "c", "b", "d")), 1000) == 500
+    assert rows_to_read(two, ShardMap(0, ("b", "a")), 1000) == 1000
+    assert rows_to_read(ShardMap(1, four), ShardMap(0, ("a", "b")), 1000) == 750
+    assert rows_to_read(two, ShardMap(0, ("c",)), 1000) == 1000
 
 
 def test_whoever_goes_by_an_old_slot_map_is_told(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def test_pairs_are_added_and_drained_and_their_backups_take_over(cluster: Scaled
     start(cluster)
     ps, backups = (",".join(of(0, 2, 1)) for of in (cluster.of, cluster.backups))
     assert told("scale", "--ps", ps, "--backups", backups, *cluster.options) == {"shards": cluster.of(0, 2, 1)}
-    assert cluster.client.slots() == ShardMap(2, tuple(cluster.of(0, 2, 1)), tuple(cluster.backups(0, 2, 1)))
+    now = ShardMap(2, tuple(cluster.of(0, 2, 1)), tuple(cluster.backups(0, 2, 1)), scaled=True)
+    assert cluster.client.slots() == now
     cluster.fill(500, 1_000)
     cluster.learned(1_000, 0, 2, 1)
     for index in (0, 2, 1):

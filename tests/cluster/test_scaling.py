@@ -1,8 +1,10 @@
 """Another number of shards while everything runs: each sample counts once, whoever is killed, and workers stay."""
 
 import random
+import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ShardError
 from streamtrain.ps.nodes.topology import ShardMap
-from tests.cluster.here import refused, told
+from tests.cluster.here import refused, run, told
 from tests.cluster.scaled import Scaled, good
 from tests.patience import PATIENCE, until
 
@@ -37,7 +39,7 @@ def test_shards_are_added_and_taken_away(cluster: Scaled) -> None:
     for epoch, to in enumerate([(0, 2, 1, 3), (0, 2, 1), (2,), (3, 1)], 2):
         cluster.fill(end, end + 1_000)
         end += 1_000
-        assert cluster.scale(*to) == ShardMap(epoch, tuple(cluster.addresses[index] for index in to))
+        assert cluster.scale(*to) == ShardMap(epoch, tuple(cluster.of(*to)), scaled=True)
         cluster.learned(end, *to)
         assert cluster.differences(end, *to) == []
         cluster.client.publish_now()
@@ -70,6 +72,39 @@ def test_one_that_was_left_out_and_started_again_gives_up_what_is_old(cluster: S
     controls = cluster.shards(0, 2).controls
     until(lambda: all(list(control.status().workers) == names for control in controls), PATIENCE)  # it has moved
     assert cluster.counted() == good(2_000)
+
+
+def test_a_change_is_shown_limited_and_cancelled(cluster: Scaled) -> None:
+    cluster.fill(0, 1_000)
+    cluster.start()
+    cluster.learned(1_000, 0, 1)
+    cluster.start_spare(2)
+    ps = ",".join(cluster.of(0, 2, 1))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(cluster.client.scale, cluster.of(0, 2, 1), rate=1.0)  # each would take minutes
+
+        def reads() -> bool:
+            scaling = cluster.client.status()["scaling"]
+            return bool(scaling and 0 < scaling["rows"] < 2 * scaling["total"])
+
+        until(reads, PATIENCE)
+        shown = run("status", *cluster.options).stdout
+        assert re.search(r"2 shards become 3: rows \([0-9,]+ of [0-9,]+\), for ", shown), shown
+        assert "in number, or ids are being forgotten; retry later" in refused("scale", "--ps", ps, *cluster.options)
+        assert run("scale", "--cancel", *cluster.options).returncode == 0
+        with pytest.raises(ShardError, match="the change of shards was cancelled: those of before go on"):
+            asked.result(PATIENCE)
+    assert "the shards are not being changed" in refused("scale", "--cancel", *cluster.options)
+    assert cluster.client.status()["scaling"] is None
+    assert cluster.in_force() == [0, 1]
+    cluster.fill(1_000, 2_000)
+    cluster.learned(2_000, 0, 1)
+    assert cluster.differences(2_000, 0, 1) == []
+    assert told("scale", "--ps", ps, "--rate", "100MB", *cluster.options) == {"shards": cluster.of(0, 2, 1)}
+    cluster.learned(2_000, 0, 2, 1)
+    assert cluster.differences(2_000, 0, 2, 1) == []
+    assert "--rate must be a positive size" in refused("scale", "--ps", ps, "--rate", "x", *cluster.options, code=2)
+    assert "--ps is required" in refused("scale", *cluster.options, code=2)
 
 
 def test_a_shard_is_drained(cluster: Scaled) -> None:

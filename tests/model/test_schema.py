@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import streamtrain as st
-from streamtrain.durations import parse_duration
+from streamtrain.durations import parse_duration, parse_size
 from streamtrain.model.features import Feature
 from streamtrain.model.optimizers import Optimizer
 from streamtrain.model.samples import SampleReader
@@ -54,6 +54,16 @@ def test_durations_are_seconds_without_a_unit(seconds: float) -> None:
 @pytest.mark.parametrize("value", ["", "30", "d", "-1d", "0s", "1y", "1e3s", "3 0d", 0, -1, float("inf"), float("nan")])
 def test_what_is_no_duration(value: Any) -> None:
     refused(lambda: parse_duration(value, "expire_after"), "expire_after", repr(value))
+
+
+@pytest.mark.parametrize(("text", "size"), [("1B", 1), ("50MB", 5e7), (" 1.5 GB ", 1.5e9), ("2kB", 2e3)])
+def test_sizes_have_units(text: str, size: float) -> None:
+    assert parse_size(text, "--rate") == size
+
+
+@pytest.mark.parametrize("text", ["", "50", "MB", "0MB", "-1MB", "1e3MB", "1TB", "9" * 400 + "B"])
+def test_what_is_no_size(text: str) -> None:
+    refused(lambda: parse_size(text, "--rate"), "--rate", repr(text))
 
 
 @pytest.mark.parametrize("value", [True, None, [1], b"1d"])

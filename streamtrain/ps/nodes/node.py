@@ -138,17 +138,29 @@ class Node:
         )
         return True
 
-    def read_ahead(self, index: int, shards: int) -> None:
+    @property
+    def rows_ahead(self) -> int:
+        """Rows that it has read so far for a place that it may get."""
+        return self._checkpoints.rows_ahead if self._checkpoints is not None else 0
+
+    def read_ahead(self, index: int, shards: int, *, rate: float = 0.0) -> None:
         """Reads what the newest checkpoint has for a place that it may get soon, and goes on as before meanwhile.
+
+        Args:
+            index: of the shard.
+            shards: how many there are then; 0: it lets go of what it has read, and ends a reading that is under way.
+            rate: bytes per second that it reads at most; 0: as many as it can.
 
         Raises:
             ShardRefused: the node has no checkpoints.
-            CheckpointError: they cannot be read.
+            CheckpointError: they cannot be read, or the reading was ended.
         """
+        if self._checkpoints is None:
+            raise ShardRefused(f"shard {self.index} has no checkpoints; set checkpoint.url")
+        if not shards:
+            self._checkpoints.stop_reading()
         with self._placing:
-            if self._checkpoints is None:
-                raise ShardRefused(f"shard {self.index} has no checkpoints; set checkpoint.url")
-            self._checkpoints.read_ahead(index, shards, self.shard if self.ready else None)
+            self._checkpoints.read_ahead(index, shards, self.shard if self.ready else None, rate=rate)
 
     def place(
         self, index: int, shards: int, run: str, map_epoch: int, *, head: str = "", peer: str | None = None

@@ -36,6 +36,7 @@ def status_of(node: Node, workers: list[str], *, predictions: bool = False) -> A
     status.epoch, status.published, status.generation = node.epoch, node.published, node.lease_generation
     status.incarnation, status.map_epoch = str(node.incarnation or ""), node.map_epoch
     status.counters.update(dict(node.counters))  # a copy: other threads add to it
+    status.rows_ahead = node.rows_ahead
     if node.role.pairing is not None:
         status.standing.CopyFrom(_standing_of(node, node.backup))
     if not node.ready:
@@ -240,7 +241,7 @@ class Servicer:
 
     def place(self, request: Any) -> Any:
         if request.ahead:
-            self._node.read_ahead(request.shard, request.shards)
+            self._node.read_ahead(request.shard, request.shards, rate=request.rate)
         else:
             where = request.shard, request.shards, request.run, request.map_epoch
             self._node.place(*where, head=request.head, peer=self._peer(request.pair) if request.pair else None)

@@ -66,7 +66,7 @@ class Control(Protocol):
     ) -> Any:
         """See `Node.place`, with addresses of both processes of a shard; none: it has no backup. Returns the status."""
 
-    def read_ahead(self, index: int, shards: int) -> None:
+    def read_ahead(self, index: int, shards: int, *, rate: float = 0.0) -> None:
         """See `Node.read_ahead`."""
 
     def publish(self, number: int, layout: str, generation: int = 0) -> str:

@@ -256,9 +256,9 @@ class RemoteControl:
         request = pb.PlaceRequest(map_epoch=map_epoch, shard=index, shards=shards, run=run, head=head, pair=pair)
         return self._stub.call("Place", request, timeout=None)
 
-    def read_ahead(self, index: int, shards: int) -> None:
+    def read_ahead(self, index: int, shards: int, *, rate: float = 0.0) -> None:
         """See `Node.read_ahead`."""
-        self._stub.call("Place", pb.PlaceRequest(shard=index, shards=shards, ahead=True), timeout=None)
+        self._stub.call("Place", pb.PlaceRequest(shard=index, shards=shards, ahead=True, rate=rate), timeout=None)
 
     def publish(self, number: int, layout: str, generation: int = 0) -> str:
         request = pb.PublishRequest(number=number, layout=layout, generation=generation)

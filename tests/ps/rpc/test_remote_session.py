@@ -70,7 +70,12 @@ def holding(shard: Shard) -> Node:
         def restore(self, index: int, shards: int, held: Shard | None = None) -> RestoredShard:
             return RestoredShard(shard, 0)
 
-        def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
+        def read_ahead(self, index: int, shards: int, held: Shard | None = None, *, rate: float = 0.0) -> None:
+            raise NotImplementedError
+
+        rows_ahead = 0
+
+        def stop_reading(self) -> None:
             raise NotImplementedError
 
         def snapshot(self, shard: Shard, full: bool) -> Any:

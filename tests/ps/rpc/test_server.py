@@ -474,7 +474,12 @@ def test_a_broken_shard_is_not_saved() -> None:
         def restore(self, index: int, shards: int, held: Shard | None = None) -> None:
             return None
 
-        def read_ahead(self, index: int, shards: int, held: Shard | None = None) -> None:
+        def read_ahead(self, index: int, shards: int, held: Shard | None = None, *, rate: float = 0.0) -> None:
+            raise NotImplementedError
+
+        rows_ahead = 0
+
+        def stop_reading(self) -> None:
             raise NotImplementedError
 
         def forget(self) -> None:
