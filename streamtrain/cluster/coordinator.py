@@ -363,7 +363,7 @@ class Coordinator:
     def _show_rows(self, total: int, rows: int) -> None:
         with self._lock:
             if self._progress is not None:
-                self._progress = self._progress._replace(rows=rows, total=total)
+                self._progress = self._progress._replace(rows=rows, total=max(rows, total))
 
     def _end_progress(self) -> None:
         with self._lock:
