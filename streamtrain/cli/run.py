@@ -73,7 +73,7 @@ def ps(  # noqa: PLR0917  # typer makes options of them; nobody calls it with po
 
         PsProcess(None, Cluster.of_addresses(spare).ps, settings, workers or 1).run(stopped)
         return
-    cluster = resolve_cluster(settings, os.environ.get("TF_CONFIG"), stopped)
+    cluster, settings = resolve_cluster(settings, os.environ.get("TF_CONFIG"), stopped)
     if index is None:
         index, backup = cluster.own_place(socket.gethostname(), settings.ps.backups, backup=backup)
     set_up_process_log(settings, f"ps:{index}")
@@ -110,7 +110,7 @@ def worker(  # noqa: PLR0917  # typer makes options of them; nobody calls it wit
     stopped = stop_on_signals(settings.worker.drain + 10)
     if not standby:
         warn_without_effect(settings, "stream")
-    cluster = resolve_cluster(settings, os.environ.get("TF_CONFIG"), stopped)
+    cluster, settings = resolve_cluster(settings, os.environ.get("TF_CONFIG"), stopped)
     made = load_required_model(settings, settings.worker.threads)
     from streamtrain.model.spec import Spec
     from streamtrain.processes.worker import WorkerProcess, warm_up

@@ -192,8 +192,8 @@ def _map_of(answer: Any) -> ShardMap:
     return ShardMap(answer.epoch, tuple(answer.shards), tuple(answer.backups), answer.scaled)
 
 
-def resolve_cluster(settings: Settings, tf_config: str | None, stopped: threading.Event) -> Cluster:
-    """The shards as they are set, else as the coordinator says once it answers.
+def resolve_cluster(settings: Settings, tf_config: str | None, stopped: threading.Event) -> tuple[Cluster, Settings]:
+    """The shards as they are set, else as the coordinator says once it answers; and settings with their backups.
 
     Args:
         settings: of the process.
@@ -205,9 +205,11 @@ def resolve_cluster(settings: Settings, tf_config: str | None, stopped: threadin
         ShardUnavailable: the coordinator did not answer before `stopped` was set.
     """
     if settings.ps.addresses or tf_config or settings.coordinator.address is None:
-        return Cluster.of(settings.ps.addresses, tf_config)
+        return Cluster.of(settings.ps.addresses, tf_config), settings
     with CoordinatorClient.from_settings(settings) as client:
-        return Cluster(patiently(client.slots, Retry(), stopped).shards)
+        shard_map = patiently(client.slots, Retry(), stopped)
+    ps = settings.ps.model_copy(update={"backups": shard_map.backups})
+    return Cluster(shard_map.shards), settings.model_copy(update={"ps": ps})
 
 
 def known_shards(settings: Settings, tf_config: str | None) -> ShardMap:

@@ -153,7 +153,10 @@ class ServiceScaler:
         if not 1 <= shards <= MOST_SHARDS:
             raise ConfigError(f"--ps must be 1 to {MOST_SHARDS} shards, not {shards}")
         if self._settings.ps.backups:
-            raise ConfigError("shards with backups cannot change in number while they run: restart up")
+            raise ConfigError(
+                "ps.backups is set: up starts no new shards with backups; start them with ps --spare, and give scale "
+                "the addresses of all with --ps and --backups"
+            )
         if not self._is_placed_here:
             raise ConfigError("ps.addresses is set: up changes the number only of shards that it has placed itself")
         free, needed = free_megabytes(), MEGABYTES["ps"] * (shards - len(self._addresses))

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from streamtrain.cluster.client import known_shards, resolve_cluster
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ShardError
 from streamtrain.ps.nodes.topology import ShardMap
+from streamtrain.settings.load import load_settings
 from tests.cluster.here import refused, told
 from tests.cluster.scaled import Scaled
 
@@ -40,6 +42,10 @@ def test_pairs_are_added_and_drained_and_their_backups_take_over(cluster: Scaled
     assert told("scale", "--ps", ps, "--backups", backups, *cluster.options) == {"shards": cluster.of(0, 2, 1)}
     now = ShardMap(2, tuple(cluster.of(0, 2, 1)), tuple(cluster.backups(0, 2, 1)), scaled=True)
     assert cluster.client.slots() == now
+    told_where = {"coordinator.address": cluster.settings.coordinator.address, "ps.backups": cluster.backups(0, 1)}
+    found, settings = resolve_cluster(load_settings(overrides=told_where), None, threading.Event())
+    assert (found.ps, settings.ps.backups) == (now.shards, now.backups)  # of a worker that knows the coordinator alone
+    assert known_shards(cluster.settings, None) == now
     cluster.fill(500, 1_000)
     cluster.learned(1_000, 0, 2, 1)
     for index in (0, 2, 1):
