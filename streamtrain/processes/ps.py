@@ -15,6 +15,7 @@ from streamtrain.errors import ConfigError, ShardError, ShardRefused, ShardUnava
 from streamtrain.memory import freeze_heap
 from streamtrain.metrics.cluster import LeadState, ShardMetrics, ShardState
 from streamtrain.metrics.registry import MetricsEndpoint, process_registry, serve
+from streamtrain.periodic import PeriodicTask
 from streamtrain.ps.bulk import BulkSynchronous
 from streamtrain.ps.consistency import Async, Bounded, Consistency
 from streamtrain.ps.nodes.node import NO_EPOCH, Node
@@ -37,6 +38,8 @@ from streamtrain.shutdown import step
 from streamtrain.store.checkpoint.epochs import Epochs
 
 logger = logging.getLogger(__name__)
+
+_WAITING_SECONDS = 1.0  # between two looks at whether both processes of the shard wait
 
 
 def read_state(node: Node, workers: Sequence[str], coordinator: Coordinator | None = None) -> ShardState:
@@ -153,6 +156,8 @@ class PsProcess:
         self._is_serving = False
         self.server.register(COORDINATOR_SERVICE, CoordinatorServicer(self._get_coordinator))
         self._lease = LeaseWatch(self.node.check_lease) if publisher else None
+        self._waiting = PeriodicTask("waiting", self._end_waiting, _WAITING_SECONDS, subject="waiting for a primary")
+        self._may_lead = bool(backups) and not backup
         self.metrics = self._serve_metrics(settings.ps.metrics) if settings.ps.metrics else None
 
     def _count(self, name: str) -> None:
@@ -251,12 +256,18 @@ class PsProcess:
             self._start_coordinator()
         if self._lease:
             self._lease.start()
+        if self._may_lead:
+            self._waiting.start()
         logger.info("shard %d of %d serves at %s", self.node.index, self.node.shards, self.address)
 
     def _start_coordinator(self) -> None:
         if self._coordinator and not self._coordinates:
             self._coordinates = True
             self._coordinator.start()
+
+    def _end_waiting(self) -> None:
+        if self.node.end_waiting():
+            self._start_coordinator()
 
     def _serve(self) -> None:
         self.server.start()
@@ -268,6 +279,7 @@ class PsProcess:
             self._coordinator.stop()  # first: a checkpoint that is being taken needs the server
         if self._lease:
             self._lease.stop()
+        self._waiting.close()
         with step("calls in progress"):
             self.server.stop()
         with step("the replication to its backup"):

@@ -61,6 +61,21 @@ def test_backups_take_over_from_primaries_that_are_killed(backed: Backed) -> Non
     backed.assert_exact(SAMPLES + 1_000)
 
 
+def test_two_that_wait_for_each_other_begin_again(backed: Backed) -> None:
+    """A primary may end before the other process is in step with it, and is started again as the backup."""
+    backed.fill(0, SAMPLES)
+    backed.learned(1_000)
+    backed.kill(0, 0)
+    backed.learned(2_000)
+    backed.start(0, 0)
+    backed.processes[0, 0].serving()
+    backed.kill(0, 1)
+    backed.start(0, 1)
+    backed.learned(SAMPLES)
+    backed.assert_counts(SAMPLES)
+    backed.wait_in_step(0, 0)
+
+
 def test_a_primary_that_was_paused_acknowledges_nothing_and_ends(backed: Backed) -> None:
     """Also what had reached it while it was paused."""
     backed.fill(0, 2_000)

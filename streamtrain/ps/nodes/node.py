@@ -116,6 +116,24 @@ class Node:
         self.restore()
         return True
 
+    def end_waiting(self) -> bool:
+        """Restores the shard as `start` does, if both of its processes wait for the other; True: it is no backup now.
+
+        So it is if a primary dies before its backup is in step, and is started again as the backup that it has been
+        before. For the first of the two, to be called from time to time; the second goes on waiting.
+
+        Raises:
+            CheckpointError: checkpoints cannot be read.
+        """
+        pairing = self.role.pairing
+        if self.role.state is not NodeState.BACKUP or self.backup.has_primary or pairing is None:
+            return False
+        if not pairing.is_peer_waiting():
+            return False
+        logger.warning("shard %d has no primary, as %s waits for one, too", self.index, pairing.peer.target)
+        self.restore()
+        return True
+
     def stop(self) -> None:
         """Ends the replication. The node is not served any more."""
         if self.role.replication is not None:

@@ -60,6 +60,11 @@ class BackupShard:
         self._heard = 0.0
         self.in_step = False
 
+    @property
+    def has_primary(self) -> bool:
+        """Whether a primary sends it records, or it may take over from one."""
+        return self._stream is not None or self.in_step
+
     def release(self, asking: Asking) -> bool:
         """Gives up the claim to take over, before another copy; True: that is too late, a backup has taken over.
 

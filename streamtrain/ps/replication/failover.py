@@ -55,7 +55,9 @@ class FailoverResolver:
                 self._controls[i].promote()
                 return i
         if statuses[0] is not None and statuses[0].standing.role == pb.PRIMARY:
-            return 0  # it is empty, and waits to be initialised
+            return 0  # it is empty, and waits to be initialised, or for a place
+        if None not in statuses and not statuses[1].shards:
+            return 1  # it waits for a place, and the other one has nothing that it could take over with
         raise ShardUnavailable(reason or f"no primary at {self._pair[0][1]} or {self._pair[1][1]}")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import streamtrain.ps.rpc.ps_pb2 as pb
 from streamtrain.errors import ShardError, ShardRefused, ShardUnavailable
 from streamtrain.model.spec import shard_slice
 from streamtrain.ps.consistency import Consistency
@@ -59,6 +60,14 @@ class Pairing:
                 never.wait(self.patience / _TRIES)
         logger.info("%s is not primary: %s", self.peer.target, trouble)
         return False
+
+    def is_peer_waiting(self) -> bool:
+        """Whether the peer is a backup that has nothing: it waits for this one."""
+        try:
+            status: Any = RemoteControl(*self.peer, self.patience).status()
+        except ShardError:
+            return False
+        return status.standing.role == pb.BACKUP and not status.standing.in_step
 
 
 class NodeState(Enum):

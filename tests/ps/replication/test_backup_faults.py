@@ -12,8 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from streamtrain.errors import ShardUnavailable
 from streamtrain.ps.clock import Span
+from streamtrain.ps.consistency import Async
 from streamtrain.ps.replication.backup import BackupShard
+from streamtrain.ps.replication.failover import FailoverResolver
 from streamtrain.ps.replication.primary import State
+from streamtrain.ps.replication.roles import NodeState
 from tests.patience import PATIENCE, until
 from tests.ps.counting import assert_exact, new_shard, pushes
 from tests.ps.paired import LOG, Paired, Place, Worker, answered, upto
@@ -64,6 +67,50 @@ def test_of_two_primaries_the_later_beginning_wins() -> None:
         second.start()
         assert pairs.wait() is first
         worker.client.close()
+
+
+def test_the_first_of_two_that_wait_for_each_other_begins_again() -> None:
+    """The primary ended before the other was in step with it, and is started again as the backup that it once was."""
+    with Paired(1) as pairs:
+        worker = Worker(pairs.shards())
+        worker.learn(3)
+        first = pairs.wait()
+        second = pairs.other(first)
+        first.kill()
+        worker.learn(6)
+        assert second.node is not None
+        until(lambda: second.state is State.AWAY, PATIENCE)
+        second.node.role.replication.stop()  # type: ignore[union-attr]  # it copies nothing to the other
+        node = first.start()
+        assert not node.end_waiting()  # there is a primary
+        second.kill()
+        assert not node.end_waiting()  # the other may be coming back with what it has
+        other = second.start()
+        assert (node.role.state, other.role.state) == (NodeState.BACKUP, NodeState.BACKUP)
+        until(node.end_waiting, PATIENCE)
+        assert not node.end_waiting()
+        worker.learn(9)
+        assert pairs.wait() is first
+        assert_exact([node.shard], upto(9))
+        worker.client.close()
+
+
+def test_where_one_waits_for_a_place_and_the_other_has_nothing_it_gets_it() -> None:
+    """Or the first one does, if both wait; the second does not while the first does not answer, and may have all."""
+    with Paired(1) as pairs:
+        first, second = pairs.places[0]
+        resolver = FailoverResolver(pairs._pairs[0])
+        for place in (first, second):
+            place.kill()
+        second._node = first._node = (0, 0, Async)
+        second._serve()
+        with pytest.raises(ShardUnavailable):
+            resolver.resolve()
+        waiting = first._serve()
+        assert answered(resolver.resolve) == pairs._pairs[0][1]
+        assert waiting.role.state is NodeState.BACKUP
+        waiting.role.vacate(0, 0, 1)
+        assert resolver.resolve() == pairs._pairs[0][0]
 
 
 def test_nothing_is_acknowledged_that_a_backup_lacks_which_may_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
