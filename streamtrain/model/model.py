@@ -513,25 +513,30 @@ def _per_label(option: str, given: Any, names: list[str]) -> dict[str, Any]:
 
 def _of_keras(loss: Any) -> Any:
     """A loss of Keras by its name if that means the same, else as a function of values per sample; others as given."""
-    keras = sys.modules.get("keras")  # who has a loss of it has imported it
-    if keras is None:
+    losses = _imported_losses()
+    if losses is None:
         return loss
 
     def settings(of: Any) -> dict[str, Any]:
         return {name: value for name, value in of.get_config().items() if name not in ("name", "reduction", "dtype")}
 
     for name in LOSSES:
-        kind = getattr(keras.losses, name.title().replace("_", ""), None)
+        kind = getattr(losses, name.title().replace("_", ""), None)
         is_plain = kind is not None and type(loss) is kind and settings(loss) == settings(kind())
-        if is_plain or (callable(loss) and loss is getattr(keras.losses, name, None)):
+        if is_plain or (callable(loss) and loss is getattr(losses, name, None)):
             return name
-    return loss.call if isinstance(loss, keras.losses.Loss) else loss
+    return loss.call if isinstance(loss, losses.Loss) else loss
+
+
+def _imported_losses() -> Any:
+    """Those of Keras; None: nobody can have one, as nobody has imported it, or another thread is still at it."""
+    return getattr(sys.modules.get("keras"), "losses", None)
 
 
 def _kind_of_label(loss: Any) -> LabelKind:
     """What a callable's label is unless the schema says it."""
-    keras, given = sys.modules.get("keras"), getattr(loss, "__self__", None)
-    if keras is None or not isinstance(given, keras.losses.BinaryCrossentropy | keras.losses.BinaryFocalCrossentropy):
+    losses, given = _imported_losses(), getattr(loss, "__self__", None)
+    if losses is None or not isinstance(given, losses.BinaryCrossentropy | losses.BinaryFocalCrossentropy):
         return "real"
     return "real" if given.get_config()["from_logits"] else "binary"
 
