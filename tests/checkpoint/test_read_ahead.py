@@ -217,3 +217,21 @@ def test_a_reading_is_counted_limited_and_stopped(tmp_path: Path) -> None:
     node.read_ahead(0, 3)
     node.place(0, 3, "", 1)
     assert sum(map(len, node.shard.tables)) == node.rows_ahead > 0
+
+
+@pytest.mark.parametrize("later", ["place", "read ahead"])
+def test_a_reading_of_whom_nobody_hears_any_more_is_in_nobodys_way(tmp_path: Path, later: str) -> None:
+    """A coordinator may end while shards read for it, slowly; the next one gives them places, or has others read."""
+    cluster = Cluster(str(tmp_path), 2)
+    cluster.learn(LOG, (0, 0, 400))
+    cluster.take()
+    node = Node(0, 0, Async, CheckpointWriter(Epochs(tmp_path)))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(node.read_ahead, 0, 3, rate=1e-3)
+        until(lambda: node.rows_ahead > 0, PATIENCE)
+        if later == "read ahead":
+            node.read_ahead(1, 3)
+        node.place(1, 3, "", 1)
+        with pytest.raises(CheckpointError, match="the reading of rows was stopped"):
+            reading.result(PATIENCE)
+    assert (node.index, node.shards, node.ready) == (1, 3, True)

@@ -175,8 +175,7 @@ class Node:
         """
         if self._checkpoints is None:
             raise ShardRefused(f"shard {self.index} has no checkpoints; set checkpoint.url")
-        if not shards:
-            self._checkpoints.stop_reading()
+        self._checkpoints.stop_reading()  # of whoever has asked before and may be gone; it may take for ever
         with self._placing:
             self._checkpoints.read_ahead(index, shards, self.shard if self.ready else None, rate=rate)
 
@@ -200,6 +199,8 @@ class Node:
             ShardUnavailable: it is a backup and is to hold a shard, or there is no checkpoint.
             CheckpointError: checkpoints cannot be read.
         """
+        if self._checkpoints is not None:
+            self._checkpoints.stop_reading()
         with self._placing:
             if map_epoch < self.map_epoch:
                 raise ShardRefused(f"the map of epoch {self.map_epoch} is in force here, not {map_epoch}", "mismatch")
