@@ -107,6 +107,10 @@ bench-core: $(VENV)/ready ## the native core compared with NumPy and msgspec (a 
 	$(BIN)/python benchmarks/core.py table
 	$(BIN)/python benchmarks/core.py decode
 
+bench-disk: $(VENV)/ready ## tables with a tenth of their rows in memory compared with all in memory (three minutes, 2 GB)
+	$(BIN)/python benchmarks/disk.py
+	$(BIN)/python benchmarks/disk.py --power 0 --batches 50
+
 bench-step: $(VENV)/ready ## the whole training step compared with plain TensorFlow (a few minutes, 12 GB)
 	$(BIN)/python benchmarks/step.py --workload w1
 	$(BIN)/python benchmarks/step.py --workload w2 --batch 64

@@ -515,6 +515,11 @@ class Table:
     Readers (pull, lookup, scan, stats, len, nbytes, pending, admission) run together, all others alone. A call has the
     table to itself for at most 4096 rows at a time, and whoever waits goes in between: other threads' changes may come
     between the parts of a longer call, but no row is ever seen half changed.
+
+    With `memory`, about so many bytes of a table are in memory, index and changes included, and its other rows in files
+    of `segment_bytes` in `folder`, which have no names and go with the process. No result is different. Not together
+    with a capacity. A call that needs rows which cannot be read raises RuntimeError; rows that cannot be
+    written stay in memory (`disk_error`).
     """
 
     def __init__(
@@ -539,6 +544,9 @@ class Table:
         sketch_width: int = 1 << 20,
         expire_after: int = 0,
         capacity: int = 0,
+        memory: int = 0,
+        folder: str = "",
+        segment_bytes: int = 1 << 26,
     ) -> None: ...
     @property
     def dim(self) -> int: ...
@@ -547,6 +555,9 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Memory in use: touched rows, index, channels, admission sketch and open snapshot."""
+    @property
+    def disk_error(self) -> str:
+        """Why rows could not be written to disk the last time that they could not, and stayed in memory; or empty."""
     def __len__(self) -> int: ...
     def stats(self) -> dict[str, int]: ...
     def pull(self, keys: NDArray[np.uint64], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]: ...
@@ -607,7 +618,7 @@ class Table:
         It moves rows to other ids: what is scanned meanwhile may miss some.
         """
     def scan(self, cursor: int, max_rows: int) -> tuple[int | None, Rows]:
-        """Rows among the max_rows ids from `cursor` (0 at first), and the next cursor, None at the end."""
+        """Rows among the max_rows places from `cursor` (0 at first), and the next cursor, None at the end."""
     def open_channel(self) -> int:
         """Open one of three channels; it holds what changes from now on."""
     def seal(self, channel: int) -> None:
@@ -646,3 +657,5 @@ class Table:
         """Forget how often keys without a row have been seen."""
     def set_capacity(self, capacity: int) -> None:
         """Change the number of rows; raises ValueError if last_seen is not kept."""
+    def set_memory(self, memory: int) -> None:
+        """Change the budget of memory, in bytes; raises ValueError if the table began without one."""

@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
 #include <limits>
@@ -99,7 +100,8 @@ nb::object birth_rows(Keys keys, size_t dim, uint64_t seed, std::string_view kin
 void construct(SharedTable* self, size_t dim, std::string_view optimizer, float rate, float initial_accumulator,
                float epsilon, float decay, float beta1, float beta2, float beta, float l1, float l2, uint64_t seed,
                std::string_view init, float init_scale, std::string_view dtype, uint32_t min_count,
-               uint32_t sketch_width, uint32_t expire_after, uint32_t capacity) {
+               uint32_t sketch_width, uint32_t expire_after, uint32_t capacity, uint64_t memory, std::string_view folder,
+               uint64_t segment_bytes) {
   TableConfig config;
   config.dim = dim;
   config.optimizer = make_optimizer(optimizer, {initial_accumulator, epsilon, decay, beta1, beta2, beta, l1, l2});
@@ -110,6 +112,9 @@ void construct(SharedTable* self, size_t dim, std::string_view optimizer, float 
   config.sketch_width = sketch_width;
   config.expire_after = expire_after;
   config.capacity = capacity;
+  config.memory = memory;
+  config.folder = folder;
+  config.segment_bytes = segment_bytes;
   new (self) SharedTable(config);
 }
 
@@ -175,10 +180,10 @@ Rows empty_rows(const SharedTable& t) {
   return rows;
 }
 
-nb::tuple scan(const SharedTable& t, uint32_t cursor, uint32_t max_rows) {
+nb::tuple scan(const SharedTable& t, uint64_t cursor, uint32_t max_rows) {
   require(max_rows > 0, "max_rows must be positive");
   Rows rows = empty_rows(t);
-  std::optional<uint32_t> next;
+  std::optional<uint64_t> next;
   {
     nb::gil_scoped_release release;
     next = t.scan(cursor, max_rows, rows);
@@ -236,12 +241,18 @@ nb::dict stats(const SharedTable& t) {
   d["dirty_bytes"] = s.dirty_bytes;
   d["sketch_bytes"] = s.sketch_bytes;
   d["snapshot_bytes"] = s.snapshot_bytes;
+  d["rows_on_disk"] = s.rows_on_disk;
+  d["disk_index_bytes"] = s.disk_index_bytes;
+  d["disk_bytes"] = s.disk_bytes;
+  d["disk_written_bytes"] = s.disk_written_bytes;
+  d["disk_reads"] = s.disk_reads;
+  d["disk_errors"] = t.disk_errors();
   return d;
 }
 
 size_t byte_count(const SharedTable& t) {
   const TableStats s = stats_of(t);
-  return s.rows_bytes + s.index_bytes + s.dirty_bytes + s.sketch_bytes + s.snapshot_bytes;
+  return s.rows_bytes + s.index_bytes + s.dirty_bytes + s.sketch_bytes + s.snapshot_bytes + s.disk_index_bytes;
 }
 
 void bind_parts(nb::module_& m) {
@@ -285,10 +296,12 @@ void bind_table(nb::module_& m) {
            "epsilon"_a = 1e-7f, "decay"_a = 1.0f, "beta1"_a = 0.9f, "beta2"_a = 0.999f, "beta"_a = 1.0f,
            "l1"_a = 0.0f, "l2"_a = 0.0f,
            "seed"_a = 0, "init"_a = "uniform", "init_scale"_a = 0.01f, "dtype"_a = "float32", "min_count"_a = 1,
-           "sketch_width"_a = 1u << 20, "expire_after"_a = 0, "capacity"_a = 0)
+           "sketch_width"_a = 1u << 20, "expire_after"_a = 0, "capacity"_a = 0, "memory"_a = 0, "folder"_a = "",
+           "segment_bytes"_a = DiskLayout::kSegmentBytes)
       .def_prop_ro("dim", [](const SharedTable& t) { return t.layout().dim; })
       .def_prop_ro("state_size", [](const SharedTable& t) { return t.layout().state_size; })
       .def_prop_ro("nbytes", &byte_count)
+      .def_prop_ro("disk_error", [](const SharedTable& t) { return std::string(t.disk_error()); })
       .def("__len__", &SharedTable::size, Released())
       .def("stats", &stats)
       .def("pull", &pull, "keys"_a.noconvert(), "out"_a.noconvert() = nb::none())
@@ -315,6 +328,7 @@ void bind_table(nb::module_& m) {
       .def("admission", &admission)
       .def("reset_admission", &SharedTable::reset_admission, Released())
       .def("set_capacity", &SharedTable::set_capacity, "capacity"_a, Released())
+      .def("set_memory", &SharedTable::set_memory, "memory"_a, Released())
       .def("merge_admission", [](SharedTable& t, In<uint8_t, nb::ndim<1>> state) {
         nb::gil_scoped_release release;
         t.merge_admission(state.data(), state.shape(0));

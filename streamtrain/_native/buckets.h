@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -59,40 +60,45 @@ struct alignas(64) Bucket {
 static_assert(sizeof(Bucket) == 64);
 
 // An array of buckets in parts of 4 KiB, which are used again whatever the sizes of the arrays are: arrays that grow
-// leave no holes.
-class Buckets {
+// leave no holes. A bucket is a cache line, and empty if it is all zeroes.
+template <typename B>
+class BucketArray {
  public:
   static constexpr uint32_t kPart = 64;  // buckets
 
   uint32_t size() const { return size_; }
 
   // Also of the first bucket of no buckets, which is empty, so that lookups need no special case.
-  Bucket& operator[](uint32_t b) const { return parts_[b / kPart][b % kPart]; }
+  B& operator[](uint32_t b) const { return parts_[b / kPart][b % kPart]; }
 
  private:
+  template <typename>
   friend class BucketMemory;
 
-  static Bucket** no_parts() {
-    static Bucket none{};  // never written
-    static Bucket* part = &none;
+  static B** no_parts() {
+    static B none{};  // never written
+    static B* part = &none;
     return &part;
   }
 
-  Bucket** parts_ = no_parts();
+  B** parts_ = no_parts();
   uint32_t size_ = 0;
 };
 
 // Memory of arrays of buckets. Parts are cut from huge pages and go back to a list of free ones; arrays of less
 // than three, just as long as they have to be, and the lists of parts are on the heap.
+template <typename B>
 class BucketMemory {
  public:
+  using Buckets = BucketArray<B>;
+
   // `size` zeroed buckets; size > 0.
   Buckets allocate(uint32_t size) {
     const uint32_t parts = parts_of(size);
-    auto list = std::make_unique<Bucket*[]>(parts);
+    auto list = std::make_unique<B*[]>(parts);
     if (size < kSmall) {
-      auto* const buckets = static_cast<Bucket*>(::operator new(size * sizeof(Bucket), kAlign));
-      std::memset(static_cast<void*>(buckets), 0, size * sizeof(Bucket));
+      auto* const buckets = static_cast<B*>(::operator new(size * sizeof(B), kAlign));
+      std::memset(static_cast<void*>(buckets), 0, size * sizeof(B));
       for (uint32_t i = 0; i < parts; ++i) list[i] = buckets + i * Buckets::kPart;
     } else {
       reserve(parts);
@@ -119,20 +125,20 @@ class BucketMemory {
 
  private:
   static constexpr uint32_t kSmall = 3 * Buckets::kPart;
-  static constexpr size_t kPartBytes = Buckets::kPart * sizeof(Bucket);
-  static constexpr std::align_val_t kAlign{alignof(Bucket)};
+  static constexpr size_t kPartBytes = Buckets::kPart * sizeof(B);
+  static constexpr std::align_val_t kAlign{alignof(B)};
   struct Free {
     Free* next;
   };
 
   static uint32_t parts_of(uint32_t size) { return (size + Buckets::kPart - 1) / Buckets::kPart; }
   static size_t heap_bytes(uint32_t size) {
-    return parts_of(size) * sizeof(Bucket*) + (size < kSmall ? size * sizeof(Bucket) : 0);
+    return parts_of(size) * sizeof(B*) + (size < kSmall ? size * sizeof(B) : 0);
   }
 
-  Bucket* take() noexcept {
+  B* take() noexcept {
     --free_parts_;
-    return reinterpret_cast<Bucket*>(std::exchange(free_, free_->next));
+    return reinterpret_cast<B*>(std::exchange(free_, free_->next));
   }
   void give(void* part) noexcept {
     free_ = new (part) Free{free_};
@@ -149,5 +155,12 @@ class BucketMemory {
   Free* free_ = nullptr;
   size_t free_parts_ = 0, heap_bytes_ = 0;
 };
+
+// The next size after `size` on the ladder 1.1^(phase + k), in buckets; phases are spread evenly over a step, from 0 to 1.
+inline uint32_t larger_size(uint32_t size, double phase) {
+  double next = std::pow(1.1, phase);
+  while (static_cast<uint32_t>(next) <= size) next *= 1.1;
+  return static_cast<uint32_t>(next);
+}
 
 }  // namespace streamtrain

@@ -12,6 +12,9 @@
 //
 // A row that gets another id is in queues under both; at the first one it is no longer live, as if it had been removed.
 //
+// A row that leaves memory for the disk is no longer live either, and its key waits instead (on_disk); when it comes back
+// it is queued again. What is on disk does not change, so a sealed channel needs it put aside only when it comes back.
+//
 // What becomes of a row, by the state of the channel and the row's bit in it:
 //
 //                 it changes              it is removed            a key comes to its id     its turn comes
@@ -43,7 +46,7 @@
 namespace streamtrain {
 
 // A set of keys.
-class TombstoneSet {
+class KeySet {
  public:
   void add(uint64_t key) {
     if (!index_) index_ = std::make_unique<Index>();  // 24 KiB, which a table without removals does not need
@@ -53,10 +56,11 @@ class TombstoneSet {
     index_->insert(key, static_cast<uint32_t>(keys_.size() - 1));
   }
 
-  void remove(uint64_t key) noexcept {
-    if (keys_.empty()) return;
+  // Whether it was there.
+  bool remove(uint64_t key) noexcept {
+    if (keys_.empty()) return false;
     const uint32_t at = find(key);
-    if (at == kNoRow) return;
+    if (at == kNoRow) return false;
     index_->erase(key, at, KeyOf{keys_});
     const auto last = static_cast<uint32_t>(keys_.size() - 1);
     if (at != last) {
@@ -64,6 +68,8 @@ class TombstoneSet {
       keys_[at] = keys_[last];
     }
     keys_.pop_back();
+    if (keys_.empty()) index_.reset();
+    return true;
   }
 
   // REQUIRES: size() > 0.
@@ -74,6 +80,9 @@ class TombstoneSet {
     if (keys_.empty()) index_.reset();
     return key;
   }
+
+  // The i-th from the end.
+  uint64_t last(size_t i) const { return keys_[keys_.size() - 1 - i]; }
 
   size_t size() const { return keys_.size(); }
   size_t bytes() const { return keys_.size() * sizeof(uint64_t) + (index_ ? index_->bytes() : 0); }
@@ -103,12 +112,13 @@ class DirtyChannels {
   struct Channel {
     State state = State::kFree;
     std::deque<uint32_t> rows;
-    TombstoneSet tombstones;
+    KeySet tombstones;
+    KeySet on_disk;   // keys of changed rows
     RowsAside aside;  // of a sealed channel
 
     bool sealed() const { return state == State::kSealed; }
     // At most how many entries there still are: rows put aside may also be in the queue.
-    size_t pending() const { return rows.size() + tombstones.size() + aside.size(); }
+    size_t pending() const { return rows.size() + tombstones.size() + on_disk.size() + aside.size(); }
   };
 
   static constexpr uint32_t bit(uint32_t channel) { return 1u << (RowHeader::kDirtyShift + channel); }
@@ -207,10 +217,30 @@ class DirtyChannels {
       if (c.state == State::kOpen) c.tombstones.add(key);
   }
 
+  // The row leaves its id for the disk. REQUIRES: before_change.
+  void leaves(RowHeader* row) {
+    for (uint32_t c = 0; c < kChannels; ++c)
+      if (row->meta & open_bits_ & bit(c)) channels_[c].on_disk.add(row->key);
+    row->meta &= ~open_bits_;
+  }
+  // A row from the disk gets this id, and has no bits yet.
+  void returns(RowHeader* row, uint32_t id, const std::byte* bytes, size_t stride) {
+    for (uint32_t c = 0; c < kChannels; ++c) {
+      if (!channels_[c].on_disk.remove(row->key)) continue;
+      if (channels_[c].sealed()) channels_[c].aside.put(bytes, stride);
+      else mark(row, id, c);
+    }
+  }
+
+  // A row on disk goes that is in no channel.
+  void forget(uint64_t key) {
+    for (Channel& c : channels_) c.on_disk.remove(key);
+  }
+
   size_t bytes() const {
     size_t sum = 0;
     for (const Channel& c : channels_)
-      sum += c.rows.size() * sizeof(uint32_t) + c.tombstones.bytes() + c.aside.bytes();
+      sum += c.rows.size() * sizeof(uint32_t) + c.tombstones.bytes() + c.on_disk.bytes() + c.aside.bytes();
     return sum;
   }
 

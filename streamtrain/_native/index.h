@@ -23,7 +23,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -130,6 +129,8 @@ class Index {
   size_t bytes() const { return sizeof segments_ + memory_.bytes(); }
 
  private:
+  using Buckets = BucketArray<Bucket>;
+
   struct Segment {
     Buckets buckets;
     uint32_t keys = 0;
@@ -186,19 +187,12 @@ class Index {
       }
   }
 
-  // The next size of the segment's own ladder, 1.1^(phase + k), in buckets.
-  uint32_t next_size(const Segment& s) const {
-    double size = std::pow(1.1, static_cast<double>(&s - segments_.data()) / kSegments);
-    while (static_cast<uint32_t>(size) <= s.buckets.size()) size *= 1.1;
-    return static_cast<uint32_t>(size);
-  }
-
   // Copies bucket by bucket, having asked for the keys of those a few buckets ahead: rows are anywhere in memory. Keys
   // for which their own buckets have no room come last: so there are as few of them as can be.
   template <typename KeyOf>
   void grow(Segment& s, const KeyOf& key_of) {
     constexpr uint32_t kAhead = 4;
-    const uint32_t from = s.buckets.size(), to = next_size(s);
+    const uint32_t from = s.buckets.size(), to = larger_size(from, static_cast<double>(&s - segments_.data()) / kSegments);
     std::vector<uint8_t> used(to);  // slots: reading them as a whole just after writing one would stall
     std::vector<uint32_t> left;
     left.reserve(s.keys);
@@ -230,7 +224,7 @@ class Index {
     s = larger;
   }
 
-  BucketMemory memory_;
+  BucketMemory<Bucket> memory_;
   std::array<Segment, kSegments> segments_;
 };
 

@@ -8,12 +8,19 @@
 //   is at most once in what it returns.
 // Exceptions: merge_admission and admission_bytes work on the whole sketch in one turn.
 //
+// Of a table with a budget of memory, rows that a call needs come from disk first: what is found there under the lock is
+// read without it, and then brought into memory. Whoever makes rows come takes care that others leave: by turns, too,
+// and by writing chunks and compacting segments without the lock. A chunk that cannot be written stays in memory, is
+// tried again by the next calls, and shows in disk_error; what cannot be read ends the call (DiskRead::read).
+//
 // Thread safety: any thread may call anything, at any time.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "guarded.h"
@@ -26,7 +33,7 @@ class SharedTable {
   static constexpr uint32_t kTurn = 4096;  // rows
 
   explicit SharedTable(const TableConfig& config)
-      : table_(config), layout_(table_.read([](const Table& t) { return t.layout(); })) {}
+      : table_(config), layout_(table_.read([](const Table& t) { return t.layout(); })), has_disk_(config.memory > 0) {}
 
   const RowLayout& layout() const { return layout_; }
   uint32_t size() const;
@@ -35,7 +42,7 @@ class SharedTable {
   void pull(const uint64_t* keys, size_t n, float* out) const;
   void pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awaited) const;
   Found lookup(const uint64_t* keys, size_t n) const;
-  std::optional<uint32_t> scan(uint32_t cursor, uint32_t limit, Rows& out) const;
+  std::optional<uint64_t> scan(uint64_t cursor, uint32_t limit, Rows& out) const;
 
   PushResult push(const RowGradients& of, std::optional<float> rate);
   uint64_t load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
@@ -61,12 +68,28 @@ class SharedTable {
   void merge_admission(const uint8_t* data, size_t size);
   void reset_admission();
   void set_capacity(uint32_t capacity);
+  void set_memory(uint64_t bytes);
+
+  // Why rows could not be written to disk the last time that they could not, and how often that was.
+  std::string disk_error() const;
+  uint64_t disk_errors() const;
 
  private:
   uint64_t enforce_capacity(bool exceeded);
+  template <typename Change>
+  auto change(const uint64_t* keys, size_t n, Change change);
+  template <typename Look, typename Put>
+  void look_up(Look look, Put put) const;
+  void keep_within_memory() const;
+  bool write(const std::shared_ptr<Chunk>& chunk) const;
+  void compact(uint64_t rows) const;
 
-  Guarded<Table> table_;
+  mutable Guarded<Table> table_;  // rows come into memory by looking at them, too
   const RowLayout layout_;
+  const bool has_disk_;
+  mutable std::mutex failing_;
+  mutable std::string disk_error_;
+  mutable uint64_t disk_errors_ = 0;
 };
 
 }  // namespace streamtrain

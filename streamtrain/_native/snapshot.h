@@ -49,6 +49,9 @@ class Snapshot {
     if (open_ && unread(id)) exclude(id);
   }
 
+  // A row of the view that was on disk leaves it unread.
+  void put_aside(const std::byte* row, size_t stride) { aside_.put(row, stride); }
+
   // Calls take(row bytes) for each row of the next part, visiting at most `limit` rows; false when all has been read.
   template <typename Take>
   bool read(const RowStore& rows, uint32_t limit, Take take) {

@@ -19,6 +19,8 @@ const TableConfig& checked(const TableConfig& c) {
   require(c.init.kind == InitKind::kConstant || c.init.scale >= 0, "init_scale must not be negative");
   require(c.min_count >= 1 && c.min_count <= 255, "min_count must be between 1 and 255");
   require(c.capacity < kNoRow, "capacity must be below 2^32 - 1");
+  require(!c.memory || !c.capacity, "a table has a capacity or a budget of memory, not both");
+  require(!c.memory || !c.folder.empty(), "a budget of memory needs a folder for the rows on disk");
   return c;
 }
 
@@ -42,6 +44,7 @@ Table::Table(const TableConfig& config)
       rows_(layout_) {
   checked_rate(config_, std::nullopt);
   if (config_.min_count > 1) sketch_.emplace(config_.sketch_width);
+  if (config_.memory) disk_ = std::make_unique<DiskRows>(layout_.stride, config_.folder, config_.segment_bytes);
 }
 
 // Calls visit(i, first look) for each key in turn, having asked for the memory it will touch some keys ahead: the
@@ -76,18 +79,19 @@ uint32_t Table::confirmed(uint64_t key, uint32_t look) const {
   return look != kNoRow && rows_.header(look)->key == key ? look : find(key);
 }
 
-void Table::pull(const uint64_t* keys, size_t n, float* out) const {
+void Table::pull(const uint64_t* keys, size_t n, float* out, DiskRead* wanted) const {
   const size_t dim = layout_.dim;
   const Storage storage = layout_.storage;
   const size_t row_bytes = layout_.embedding_offset + dim * element_size(storage);
   pipelined<0>(keys, n, row_bytes, [&, dim, storage](size_t i, uint32_t look) {
     const uint32_t id = look == kNoRow ? kNoRow : confirmed(keys[i], look);
-    if (id == kNoRow) birth(config_.init, storage, keys[i], out + i * dim, dim);
-    else widen(storage, layout_.embedding(rows_.row(id)), out + i * dim, dim);
+    if (id != kNoRow) return widen(storage, layout_.embedding(rows_.row(id)), out + i * dim, dim);
+    birth(config_.init, storage, keys[i], out + i * dim, dim);
+    if (wanted) disk_->want(keys[i], static_cast<uint32_t>(i), *wanted);
   });
 }
 
-void Table::pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awaited) const {
+void Table::pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awaited, DiskRead* wanted) const {
   const size_t dim = layout_.dim, width = dim + layout_.state_size;
   pipelined<0>(keys, n, layout_.stride, [&](size_t i, uint32_t look) {
     const uint32_t id = look == kNoRow ? kNoRow : confirmed(keys[i], look);
@@ -101,6 +105,7 @@ void Table::pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awai
     }
     birth(config_.init, layout_.storage, keys[i], to, dim);
     std::visit([&](const auto& optimizer) { optimizer.start(config_.rate, to, to + dim, dim); }, config_.optimizer);
+    if (wanted) disk_->want(keys[i], static_cast<uint32_t>(i), *wanted);
     if (!sketch_) return;
     const uint32_t seen = sketch_->estimate(keys[i]);
     if (seen < config_.min_count) awaited[i] = static_cast<uint8_t>(config_.min_count - seen);
@@ -132,6 +137,7 @@ PushResult Table::push(const RowGradients& of, std::optional<float> rate_overrid
       }
       std::byte* row = rows_.row(id);
       if (!changed) before_change(id, row);
+      if (!changed && disk_) hand_.used(id);
       changed = true;
       update(row, gradient, rate);
       RowHeader* header = RowLayout::header(row);
@@ -156,9 +162,10 @@ uint32_t Table::insert(uint64_t key) {
   index_.insert(key, id);
   snapshot_.inserted(id);
   RowHeader* header = rows_.header(id);
+  if (disk_) hand_.came(id);
   if (!is_own(key)) {
-    if (sweep_ == Sweep::kForeign) sweep_cursor_ = 0;
-    else ++foreign_;
+    if (!sweeps_foreign()) ++foreign_;
+    else sweep_cursor_ = 0, sweep_ = Sweep::kForeign;
   }
   dirty_.inserted(header, key);
   header->key = key;
@@ -198,7 +205,7 @@ void Table::erase(uint32_t id) {
   if (is_own(key)) {
     before_change(id, row);
     dirty_.removed(key);
-  } else if (sweep_ != Sweep::kForeign) {
+  } else if (!sweeps_foreign()) {
     --foreign_;
   }
   index_.erase(key, id, KeyOf{rows_});
@@ -206,7 +213,7 @@ void Table::erase(uint32_t id) {
 }
 
 uint32_t Table::excess() const {
-  if (!config_.capacity || sweep_ == Sweep::kForeign) return 0;
+  if (!config_.capacity || sweeps_foreign()) return 0;
   return size() > config_.capacity ? size() - config_.capacity : 0;
 }
 
@@ -264,14 +271,24 @@ uint64_t Table::remove(const uint64_t* keys, size_t n) {
   return removed;
 }
 
-void Table::lookup(const uint64_t* keys, size_t n, uint8_t* found, uint32_t* counts, uint32_t* last_seen) const {
+void Table::lookup(const uint64_t* keys, size_t n, uint8_t* found, uint32_t* counts, uint32_t* last_seen,
+                   DiskRead* wanted) const {
   pipelined<0>(keys, n, layout_.embedding_offset, [&](size_t i, uint32_t look) {
     const uint32_t id = look == kNoRow ? kNoRow : confirmed(keys[i], look);
     found[i] = id != kNoRow;
-    if (id == kNoRow) return;
+    if (id == kNoRow) {
+      if (wanted) disk_->want(keys[i], static_cast<uint32_t>(i), *wanted);
+      return;
+    }
     const std::byte* row = rows_.row(id);
     counts[i] = RowLayout::header(row)->count();
     last_seen[i] = layout_.last_seen(row);
+  });
+}
+
+void Table::want(const uint64_t* keys, size_t n, DiskRead& wanted) const {
+  pipelined<1>(keys, n, layout_.stride, [&](size_t i, uint32_t look) {
+    if (confirmed(keys[i], look) == kNoRow) disk_->want(keys[i], static_cast<uint32_t>(i), wanted);
   });
 }
 
@@ -301,13 +318,15 @@ uint64_t Table::expire(uint32_t now, uint32_t limit) {
 void Table::set_slots(uint32_t begin, uint32_t end) {
   if (begin >= end || end > kHashSlots) throw std::invalid_argument("slots must be from 0 to 65536, and some");
   const bool others = begin != slots_begin_ || end - begin != slots_;
-  if (others && rows_.live() && (snapshot_.open() || dirty_.any_sealed()))
+  const bool any = rows_.live() || (disk_ && disk_->live());
+  if (others && any && (snapshot_.open() || dirty_.any_sealed()))
     throw std::logic_error("a snapshot is open, or a channel is sealed");
   slots_begin_ = begin;
   slots_ = end - begin;
   foreign_ = 0;
-  sweep_ = rows_.live() ? Sweep::kForeign : Sweep::kNone;
+  sweep_ = any ? Sweep::kForeign : Sweep::kNone;
   sweep_cursor_ = 0;
+  sweep_place_ = {};
 }
 
 bool Table::sweep(uint32_t limit) {
@@ -316,6 +335,9 @@ bool Table::sweep(uint32_t limit) {
       const RowHeader* header = rows_.header(sweep_cursor_);
       if (header->live() && !is_own(header->key)) erase(sweep_cursor_);
       ++sweep_cursor_;
+    } else if (disk_) {
+      sweep_ = Sweep::kForeignOnDisk;
+      sweep_place_ = {};
     } else {
       rows_.begin_closing();
       sweep_ = Sweep::kGaps;
@@ -335,6 +357,7 @@ void Table::move(uint32_t from, uint32_t to) {
   snapshot_.inserted(to);
   RowHeader *was = RowLayout::header(source), *is = RowLayout::header(target);
   dirty_.moved(was, is, to);
+  if (disk_) hand_.moved(from, to);
   index_.replace(was->key, from, to);
   constexpr uint32_t kContent = RowHeader::kMaxCount | RowHeader::kLive;
   const uint32_t meta = (is->meta & ~kContent) | (was->meta & kContent);

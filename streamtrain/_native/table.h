@@ -15,6 +15,10 @@
 //   removed, but they are in no channel, snapshot, scan or count, and neither expire nor are evicted. So rows can be
 //   brought before slots are gained, and those of lost ones go bit by bit, together with their memory.
 //
+// * A table with a budget of memory keeps the rest of its rows on disk (disk_rows.h, hand.h), without a difference in any
+//   result. What is asked for by key has to be in memory first: calls for that are `Rows on disk` below, and who makes
+//   them is shared_table.h.
+//
 // Memory: a row's bytes (rows.h) and 6.4 to 7 bytes of index per row, growth included, and 4 bytes per row and open
 // channel with a change. Growth moves no rows and rebuilds 1/1024 of the index at a time.
 //
@@ -25,13 +29,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "birth.h"
 #include "dirty.h"
+#include "disk_rows.h"
 #include "eviction.h"
+#include "hand.h"
 #include "hash.h"
 #include "index.h"
 #include "optimizer.h"
@@ -51,6 +58,9 @@ struct TableConfig {
   uint32_t sketch_width = 1u << 20;
   uint32_t expire_after = 0;  // seconds; 0: never
   uint32_t capacity = 0;      // rows; 0: no limit. last_seen is kept only with expire_after or capacity
+  uint64_t memory = 0;        // bytes, approximately; 0: all rows are in memory
+  std::string folder;         // where rows are that are not in memory
+  uint64_t segment_bytes = DiskLayout::kSegmentBytes;
 };
 
 // A part of a table, column by column.
@@ -88,6 +98,7 @@ struct Found {
 struct TableStats {
   uint64_t rows, inserted, removed, expired, evicted, unadmitted, non_finite;
   uint64_t row_bytes, rows_bytes, index_bytes, dirty_bytes, sketch_bytes, snapshot_bytes;
+  uint64_t rows_on_disk, disk_index_bytes, disk_bytes, disk_written_bytes, disk_reads;
 };
 
 // Throws std::invalid_argument if a value is not finite.
@@ -101,16 +112,17 @@ class Table {
   const TableConfig& config() const { return config_; }
   const RowLayout& layout() const { return layout_; }
   // After set_slots, rows that have become foreign by it count until they are swept.
-  uint32_t size() const { return rows_.live() - foreign_; }
+  uint32_t size() const { return rows_.live() + (disk_ ? static_cast<uint32_t>(disk_->live()) : 0) - foreign_; }
   uint32_t ids() const { return rows_.end(); }  // all row ids are below this one
   TableStats stats() const;
 
-  // out[n, dim] = the rows of n keys, or their first values.
-  void pull(const uint64_t* keys, size_t n, float* out) const;
+  // out[n, dim] = the rows of n keys, or their first values; those that may be on disk are added to `wanted`, if given,
+  // and are written by fill.
+  void pull(const uint64_t* keys, size_t n, float* out, DiskRead* wanted = nullptr) const;
 
   // The same with the optimizer's state: out[n, dim + state_size]. awaited[n]: how many more occurrences a key without
   // a row needs for one (min_count); 0: none, its next gradient is applied.
-  void pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awaited) const;
+  void pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awaited, DiskRead* wanted = nullptr) const;
 
   // Applies gradients[m, dim]: repeats[i] of them, one after another, to the row of key i, or one each where there are
   // no repeats. Each stands for counts[g] occurrences of its key, the last one of all at times[i] (seconds). A rate
@@ -133,7 +145,8 @@ class Table {
   uint64_t remove(const uint64_t* keys, size_t n);
 
   // Writes whether each key has a row; of those that have one, also counts and last_seen (0 where it is not kept).
-  void lookup(const uint64_t* keys, size_t n, uint8_t* found, uint32_t* counts, uint32_t* last_seen) const;
+  void lookup(const uint64_t* keys, size_t n, uint8_t* found, uint32_t* counts, uint32_t* last_seen,
+              DiskRead* wanted = nullptr) const;
 
   // Visits the next `limit` row ids, in a circle, and removes the rows that were last seen more than expire_after
   // seconds before `now`; returns how many. A row whose last_seen is 0 is taken for one last seen now.
@@ -169,10 +182,46 @@ class Table {
   // Puts keys back into a channel that is not sealed: those with a row as changed, the others as tombstones.
   void mark_dirty(uint32_t channel, const uint64_t* keys, size_t n);
 
-  void begin_snapshot() { snapshot_.begin(rows_.end()); }
-  // Appends the next part, visiting at most `limit` rows; false when all has been read.
+  void begin_snapshot();
+  // Appends the next part, visiting at most `limit` rows; false when all in memory has been read.
   bool read_snapshot(uint32_t limit, Rows& out);
-  Snapshot end_snapshot() { return snapshot_.end(); }  // what it held
+  Snapshot end_snapshot();  // what it held
+
+  // Another budget of memory, which spill keeps to. Throws without one, or for none.
+  void set_memory(uint64_t bytes);
+
+  // Rows on disk. All but has_disk require it; what is read is read without a lock.
+  bool has_disk() const { return disk_ != nullptr; }
+  DiskRead disk_read() const { return DiskRead(disk_->layout()); }
+  // Adds to `wanted` what may be on disk of keys that are to be in memory.
+  void want(const uint64_t* keys, size_t n, DiskRead& wanted) const;
+  // Takes what was read into memory, but for what has changed its place since.
+  void bring(const DiskRead& read);
+  // Visits at most `limit` rows in memory and lets some go to disk; whether there are more that should.
+  bool spill(uint32_t limit);
+  std::shared_ptr<Chunk> next_chunk() { return disk_->next_chunk(); }
+  void written(const std::shared_ptr<Chunk>& chunk, bool well) { disk_->written(chunk, well); }
+  // The next rows of the segment that is being compacted, if one is or ought to be, and their removal from there. One
+  // after the other: until compact, or compact_failed, there are none.
+  std::optional<DiskPart> compact_part(uint32_t limit);
+  void compact(const DiskPart& part);
+  void compact_failed() { compacting_ = false; }
+  // The next rows that are to be asked whether they have expired, in a circle, and how many had.
+  std::optional<DiskPart> expire_part(uint32_t limit);
+  uint64_t expire(uint32_t now, const DiskPart& part);
+  // Rows of the snapshot, and rows at rest: the latter from a place on, which becomes that after them.
+  std::optional<DiskPart> snapshot_part(uint32_t limit) const { return disk_->view_part(limit); }
+  void read_snapshot(const DiskPart& part, Rows& out);
+  std::optional<DiskPart> scan_part(DiskRows::Place& from, uint32_t limit) const { return disk_->part(from, limit); }
+  void scan(const DiskPart& part, Rows& out) const;
+  // Rows that are to be swept; nothing if there are none, or none yet. REQUIRES: sweep was called before.
+  std::optional<DiskPart> sweep_part(uint32_t limit);
+  void sweep(const DiskPart& part);
+  // Keys of changed rows on disk, and those rows themselves.
+  void want_changed(uint32_t channel, uint32_t limit, DiskRead& wanted) const;
+  uint32_t drain(uint32_t channel, const DiskRead& read, Rows& out);
+  uint64_t disk_rows() const { return disk_->rows(); }
+  const std::string& folder() const { return config_.folder; }
 
   // The bytes of the admission sketch, empty without admission (sketch.h).
   std::vector<uint8_t> admission_bytes() const;
@@ -183,7 +232,7 @@ class Table {
   void set_capacity(uint32_t capacity);
 
  private:
-  enum class Sweep : uint8_t { kNone, kForeign, kGaps };
+  enum class Sweep : uint8_t { kNone, kForeign, kForeignOnDisk, kGaps };
 
   struct KeyOf {  // for the index
     const RowStore& rows;
@@ -207,6 +256,20 @@ class Table {
     dirty_.before_change(row, layout_.stride);
   }
   void append(const std::byte* row, Rows& out) const;
+  bool sweeps_foreign() const { return sweep_ == Sweep::kForeign || sweep_ == Sweep::kForeignOnDisk; }
+  uint32_t rows_of_memory() const;
+  void leave(uint32_t id);
+  uint32_t bring(uint64_t row, const std::byte* bytes);
+  // Calls visit(key, row, bytes) for each row of a part that is still there.
+  template <typename Visit>
+  void each_on_disk(const DiskPart& part, Visit visit) const {
+    if (!disk_->has(part)) return;
+    for (uint32_t at = part.begin; at < part.end; ++at) {
+      const std::byte* bytes = part.row(at);
+      const uint64_t key = RowLayout::header(bytes)->key;
+      if (disk_->has(key, part.number(at))) visit(key, part.number(at), bytes);
+    }
+  }
   template <int kForWriting, typename Visit>
   void pipelined(const uint64_t* keys, size_t n, size_t row_bytes, Visit visit) const;
 
@@ -223,6 +286,12 @@ class Table {
   uint32_t foreign_ = 0;  // foreign rows; 0 while they are swept
   Sweep sweep_ = Sweep::kNone;
   uint32_t sweep_cursor_ = 0;
+  std::unique_ptr<DiskRows> disk_;
+  ClockHand hand_;
+  DiskRows::Place expire_place_, sweep_place_;
+  std::optional<DiskRows::Victim> victim_;  // of the compaction
+  DiskRows::Place victim_place_;
+  bool compacting_ = false;
   TableStats totals_{};
 };
 

@@ -78,6 +78,16 @@ void Table::mark_dirty(uint32_t channel, const uint64_t* keys, size_t n) {
   }
 }
 
+void Table::begin_snapshot() {
+  snapshot_.begin(rows_.end());
+  if (disk_) disk_->begin_view();
+}
+
+Snapshot Table::end_snapshot() {
+  if (disk_ && snapshot_.open()) disk_->end_view();
+  return snapshot_.end();
+}
+
 bool Table::read_snapshot(uint32_t limit, Rows& out) {
   reserve(out, std::min(limit, rows_.end()));
   return snapshot_.read(rows_, limit, [&](const std::byte* row) {
@@ -115,6 +125,11 @@ TableStats Table::stats() const {
   s.dirty_bytes = dirty_.bytes();
   s.sketch_bytes = sketch_ ? sketch_->byte_size() : 0;
   s.snapshot_bytes = snapshot_.bytes();
+  if (!disk_) return s;
+  s.rows_on_disk = disk_->live();
+  s.disk_index_bytes = disk_->memory_bytes() + hand_.bytes();
+  s.disk_bytes = disk_->disk_bytes();
+  s.disk_written_bytes = disk_->written_bytes();
   return s;
 }
 

@@ -48,6 +48,16 @@ TableConfig config() {
   return of;
 }
 
+// The same with most of its rows on disk.
+TableConfig on_disk() {
+  TableConfig of = config();
+  of.capacity = 0;
+  of.memory = 400'000;
+  of.folder = "/tmp";
+  of.segment_bytes = 100'000;
+  return of;
+}
+
 Rows rows_of(const SharedTable& table) {
   Rows rows;
   rows.dim = kDim;
@@ -118,7 +128,7 @@ void view(SharedTable& table) {
     table.begin_snapshot();
     while (table.read_snapshot(3000, rows) && !stop) continue;
     table.end_snapshot();
-    for (std::optional<uint32_t> cursor = 0; cursor && !stop;) cursor = table.scan(*cursor, 9000, rows);
+    for (std::optional<uint64_t> cursor = 0; cursor && !stop;) cursor = table.scan(*cursor, 9000, rows);
     check_rows(rows.embeddings.data(), rows.keys.size(), "half a row was in a view");
   }
 }
@@ -189,7 +199,7 @@ void hear(Lane& lane) {
 }
 
 int run(int seconds) {
-  SharedTable table(config());
+  SharedTable table(config()), larger(on_disk());
   auto memory = std::make_unique<Memory>();
   Lane maker = Lane::make();
   Lane taker = Lane::take(fcntl(maker.fd(), F_DUPFD_CLOEXEC, 0), maker.nonce());
@@ -199,6 +209,11 @@ int run(int seconds) {
   for (const uint64_t seed : {5, 6}) threads.emplace_back([&, seed] { drain(table, seed); });
   threads.emplace_back([&] { view(table); });
   threads.emplace_back([&] { change_slots(table); });
+  for (const uint64_t seed : {9, 10}) threads.emplace_back([&, seed] { learn(larger, seed); });
+  threads.emplace_back([&] { look(larger, 11); });
+  for (const uint64_t seed : {12, 13}) threads.emplace_back([&, seed] { drain(larger, seed); });
+  threads.emplace_back([&] { view(larger); });
+  threads.emplace_back([&] { change_slots(larger); });
   threads.emplace_back([&] { write_ring(*memory); });
   threads.emplace_back([&] { read_ring(*memory); });
   for (Lane* lane : {&maker, &taker}) {
@@ -207,7 +222,9 @@ int run(int seconds) {
   }
   const auto is_enough = [&] {
     const TableStats stats = table.stats();
-    return stats.inserted && stats.expired && stats.evicted && stats.removed;
+    const TableStats disk = larger.stats();
+    return stats.inserted && stats.expired && stats.evicted && stats.removed && disk.disk_written_bytes && disk.expired &&
+           disk.disk_reads;
   };
   for (int second = 0; second < seconds || (!is_enough() && second < 60 * seconds); ++second) {
     std::this_thread::sleep_for(std::chrono::seconds(1));  // the time to run; more of it on a busy machine
@@ -220,6 +237,11 @@ int run(int seconds) {
   std::printf("rows: %llu born, %llu expired, %llu evicted, %llu removed\n",
               static_cast<unsigned long long>(stats.inserted), static_cast<unsigned long long>(stats.expired),
               static_cast<unsigned long long>(stats.evicted), static_cast<unsigned long long>(stats.removed));
+  const TableStats disk = larger.stats();
+  std::printf("with rows on disk: %llu born, %llu expired, %llu read, %llu MB written\n",
+              static_cast<unsigned long long>(disk.inserted), static_cast<unsigned long long>(disk.expired),
+              static_cast<unsigned long long>(disk.disk_reads),
+              static_cast<unsigned long long>(disk.disk_written_bytes >> 20));
   require(is_enough(), "too little was done");
   return 0;
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,7 @@ class TableMachine(RuleBasedStateMachine):
 
     channels = Bundle("channels")
     changes_slots = False
+    on_disk = False
 
     @initialize(
         optimizer=st.sampled_from(OPTIMIZERS),
@@ -108,11 +110,14 @@ class TableMachine(RuleBasedStateMachine):
         expire_after=st.sampled_from([0, 10]),
         l1=st.sampled_from([0.0, 0.5]),
         decay=st.sampled_from([1.0, 0.75]),
+        memory=st.sampled_from([1, 1, 28_000, 32_000]),
     )
-    def start(self, **options: Any) -> None:
+    def start(self, memory: int, **options: Any) -> None:
         options |= {"rate": 0.5, "init_scale": 0.25, "sketch_width": 64, "l2": 0.1}
         self.options = options
-        self.table = _core.Table(**options)
+        self.folder = TemporaryDirectory()
+        disk: dict[str, Any] = {"memory": memory, "folder": self.folder.name, "segment_bytes": 2048}
+        self.table = _core.Table(**options, **disk if self.on_disk else {})
         self.oracle = oracle.Table(**options)
         self.slots = SLOTS[0]
         self.foreign: dict[int, oracle.Row] = {}
@@ -314,6 +319,7 @@ class TableMachine(RuleBasedStateMachine):
             assert (left.changed, left.tombstones) == (set(), set())
         while self.snapshot is not None:
             self.read_snapshot(3)
+        self.folder.cleanup()
 
 
 class SlotsMachine(TableMachine):
@@ -331,11 +337,27 @@ class SlotsMachine(TableMachine):
         self.oracle.channels[0] = oracle.Channel()
 
 
+class DiskMachine(TableMachine):
+    """The same, of a table with most of its rows on disk."""
+
+    on_disk = True
+
+
+class SlotsOnDiskMachine(SlotsMachine):
+    """Slots that change in a table with most of its rows on disk."""
+
+    on_disk = True
+
+
 TestTableMachine = TableMachine.TestCase
 TestSlotsMachine = SlotsMachine.TestCase
-TestTableMachine.settings = TestSlotsMachine.settings = settings(
-    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestDiskMachine = DiskMachine.TestCase
+TestSlotsOnDiskMachine = SlotsOnDiskMachine.TestCase
+for machine in (TestTableMachine, TestSlotsMachine, TestDiskMachine, TestSlotsOnDiskMachine):
+    machine.settings = settings(
+        max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+del machine
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
