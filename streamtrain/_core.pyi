@@ -3,7 +3,7 @@
 See the headers in `_native/` for the contracts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final, overload
 
 import numpy as np
@@ -618,7 +618,15 @@ class Table:
         It moves rows to other ids: what is scanned meanwhile may miss some.
         """
     def scan(self, cursor: int, max_rows: int) -> tuple[int | None, Rows]:
-        """Rows among the max_rows places from `cursor` (0 at first), and the next cursor, None at the end."""
+        """Rows among the max_rows places from `cursor` (0 at first), and the next cursor, None at the end.
+
+        For tables at rest, or with all rows in memory.
+        """
+    def rows(self, max_rows: int) -> Iterator[Rows]:
+        """All rows, about max_rows at a time, while the table changes.
+
+        With rows on disk, a row can come twice. Sweep before: rows that get other ids may be missed.
+        """
     def open_channel(self) -> int:
         """Open one of three channels; it holds what changes from now on."""
     def seal(self, channel: int) -> None:

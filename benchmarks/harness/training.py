@@ -29,6 +29,7 @@ from streamtrain.processes.ps import PsProcess
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.shards import LocalControl, RunTemplate, Shards
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, Retry, patiently
 from streamtrain.ps.shard import Shard
 from streamtrain.service.start_tensorflow import load_tensorflow
@@ -185,8 +186,10 @@ class LocalShards:
         checkpointer: takes checkpoints of them.
     """
 
-    def __init__(self, folder: Path, count: int, spec: Spec) -> None:
-        nodes = [Node(i, count, Async, CheckpointWriter(Epochs(folder))) for i in range(count)]
+    def __init__(self, folder: Path, count: int, spec: Spec, memory: RowMemory | None = None) -> None:
+        nodes = [
+            Node(i, count, Async, CheckpointWriter(Epochs(folder), memory=memory), memory=memory) for i in range(count)
+        ]
         for node in nodes:
             node.restore()
         none = np.zeros(0, np.float32)

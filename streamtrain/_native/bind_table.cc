@@ -23,6 +23,35 @@ using Matrix = In<float, nb::ndim<2>>;
 // Locks are waited for without Python's.
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
+// Who goes through all rows of a table, which it keeps alive.
+class RowScan {
+ public:
+  RowScan(const SharedTable& table, uint32_t max_rows) : table_(table), max_rows_(max_rows) { table_.begin_scan(scan_); }
+  RowScan(const RowScan&) = delete;
+  RowScan& operator=(const RowScan&) = delete;
+  ~RowScan() { end(); }
+
+  Rows next() {
+    Rows rows;
+    rows.dim = table_.layout().dim;
+    rows.state_size = table_.layout().state_size;
+    if (ended_) throw nb::stop_iteration();
+    nb::gil_scoped_release release;
+    if (!table_.scan(scan_, max_rows_, rows)) end();
+    return rows;
+  }
+
+ private:
+  void end() {
+    if (!std::exchange(ended_, true)) table_.end_scan(scan_);
+  }
+
+  const SharedTable& table_;
+  const uint32_t max_rows_;
+  TableScan scan_;
+  bool ended_ = false;
+};
+
 struct Drained {
   Rows rows;
   std::vector<uint64_t> tombstones;
@@ -272,6 +301,9 @@ void bind_parts(nb::module_& m) {
   nb::class_<Drained>(m, "Drained")
       .def_ro("rows", &Drained::rows)
       .def_prop_ro("tombstones", column<Drained>([](const Drained& d) -> const auto& { return d.tombstones; }));
+  nb::class_<RowScan>(m, "RowScan")
+      .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__next__", &RowScan::next);
   nb::class_<PushResult>(m, "PushResult")
       .def_ro("applied", &PushResult::applied)
       .def_ro("inserted", &PushResult::inserted)
@@ -316,6 +348,10 @@ void bind_table(nb::module_& m) {
       .def("set_slots", &SharedTable::set_slots, "begin"_a, "end"_a, Released())
       .def("sweep", &SharedTable::sweep, "max_rows"_a, Released())
       .def("scan", &scan, "cursor"_a, "max_rows"_a)
+      .def("rows", [](const SharedTable& t, uint32_t max_rows) {
+        require(max_rows > 0, "max_rows must be positive");
+        return new RowScan(t, max_rows);
+      }, "max_rows"_a, nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
       .def("open_channel", &SharedTable::open_channel, Released())
       .def("seal", &SharedTable::seal, "channel"_a, Released())
       .def("close_channel", &SharedTable::close_channel, "channel"_a, Released())

@@ -167,10 +167,11 @@ void DiskRows::drop_if_empty(uint32_t number) noexcept {
   }
   for (auto& chunk : segment->chunks) chunk.reset();  // chunks and segments hold each other
   free_.push_back(number);
+  by_serial_.erase(segment->serial);
   segments_[number].reset();
 }
 
-uint64_t DiskRows::place(const std::byte* row) {
+uint64_t DiskRows::place(const std::byte* row, uint32_t time) {
   if (!active_) {
     const auto number = free_.empty() ? static_cast<uint32_t>(segments_.size()) : free_.back();
     if ((uint64_t{number} + 1) * layout_.segment_rows() > DiskIndex::kMaxRows)
@@ -179,6 +180,7 @@ uint64_t DiskRows::place(const std::byte* row) {
     else free_.pop_back();
     active_ = std::make_shared<Segment>(number, ++serials);
     segments_[number] = active_;
+    by_serial_.emplace(active_->serial, active_.get());
   }
   Segment& s = *active_;
   const uint32_t position = s.rows, in_chunk = position % layout_.chunk_rows();
@@ -190,6 +192,8 @@ uint64_t DiskRows::place(const std::byte* row) {
     ++chunks_;
   }
   std::memcpy(s.chunks.back()->memory.data() + layout_.offset(in_chunk) + layout_.within(in_chunk), row, layout_.stride);
+  s.oldest = std::min(s.oldest, time);
+  s.looked_oldest = std::min(s.looked_oldest, time);
   ++s.rows;
   ++s.live;
   ++rows_;
@@ -199,8 +203,8 @@ uint64_t DiskRows::place(const std::byte* row) {
   return number;
 }
 
-void DiskRows::append(uint64_t key, const std::byte* row) {
-  index_.insert(key, place(row));
+void DiskRows::append(uint64_t key, const std::byte* row, uint32_t time) {
+  index_.insert(key, place(row, time));
   ++live_;
 }
 
@@ -246,15 +250,33 @@ DiskPart DiskRows::rows_of(const std::shared_ptr<Segment>& segment, uint32_t beg
   return part;
 }
 
-std::optional<DiskPart> DiskRows::part(Place& from, uint32_t limit) const {
+std::optional<DiskPart> DiskRows::part(Place& from, uint32_t limit, uint32_t before) const {
   for (; from.segment < segments_.size(); from = {from.segment + 1, 0}) {
     const auto& segment = segments_[from.segment];
-    if (!segment || from.row >= segment->rows) continue;
+    if (!segment || from.row >= segment->rows || segment->oldest >= before) continue;
     DiskPart part = rows_of(segment, from.row, limit, segment->rows);
     from.row = part.end;
     return part;
   }
   return std::nullopt;
+}
+
+std::optional<DiskPart> DiskRows::part_since(uint64_t serial, uint32_t position, uint32_t limit) const {
+  for (auto at = by_serial_.lower_bound(serial); at != by_serial_.end(); ++at) {
+    const Segment& s = *at->second;
+    const uint32_t begin = s.serial == serial ? position : 0;
+    if (begin < s.rows) return rows_of(segments_[s.number], begin, limit, s.rows);
+  }
+  return std::nullopt;
+}
+
+void DiskRows::looked_at(const DiskPart& part, uint32_t oldest) {
+  Segment& s = *segments_[part.segment->number];
+  if (part.begin == 0) s.looked_until = 0, s.looked_oldest = UINT32_MAX;
+  if (part.begin != s.looked_until) return;
+  s.looked_until = part.end;
+  s.looked_oldest = std::min(s.looked_oldest, oldest);
+  if (s.looked_until == s.rows) s.oldest = s.looked_oldest;
 }
 
 std::optional<DiskRows::Victim> DiskRows::victim() const {
@@ -269,8 +291,8 @@ std::optional<DiskRows::Victim> DiskRows::victim() const {
   return emptiest ? std::optional(Victim{emptiest->number, emptiest->serial}) : std::nullopt;
 }
 
-void DiskRows::relocate(uint64_t key, uint64_t row, const std::byte* bytes) {
-  index_.replace(key, row, place(bytes));
+void DiskRows::relocate(uint64_t key, uint64_t row, const std::byte* bytes, uint32_t time) {
+  index_.replace(key, row, place(bytes, time));
   const uint32_t number = segment_of(row);
   --segments_[number]->live;
   drop_if_empty(number);

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -66,6 +67,8 @@ struct Segment {
   const uint32_t number;
   const uint64_t serial;  // of all segments of this process; part of checksums
   uint32_t rows = 0, live = 0;
+  uint32_t oldest = UINT32_MAX;          // no row has a time before; see DiskRows::looked_at
+  uint32_t looked_until = 0, looked_oldest = UINT32_MAX;
   uint32_t view_read = 0, view_end = 0;  // rows of the view that are still to be read
   std::vector<std::shared_ptr<Chunk>> chunks;  // null: written
   std::mutex opening;                          // of the file, as several chunks may be written at a time
@@ -150,8 +153,8 @@ class DiskRows {
 
   // The row will be in memory, or nowhere. REQUIRES: has(key, row).
   void take(uint64_t key, uint64_t row) noexcept;
-  // REQUIRES: the key is absent. Throws std::length_error.
-  void append(uint64_t key, const std::byte* row);
+  // REQUIRES: the key is absent. Throws std::length_error. The time is that of `before` below.
+  void append(uint64_t key, const std::byte* row, uint32_t time);
 
   // Chunks to be written: the next one, which then is the caller's to write, and what became of it.
   std::shared_ptr<Chunk> next_chunk();
@@ -164,7 +167,14 @@ class DiskRows {
 
     bool operator==(const Place&) const = default;
   };
-  std::optional<DiskPart> part(Place& from, uint32_t limit) const;
+  // `before`: segments are left out that have no row with a time before it.
+  std::optional<DiskPart> part(Place& from, uint32_t limit, uint32_t before = UINT32_MAX) const;
+  // A part was gone through, the earliest time in which is this: so a segment knows its oldest row better when all of it
+  // was, one part after another.
+  void looked_at(const DiskPart& part, uint32_t oldest);
+  // The rows from a position of a segment on, or of the next one that came later; nothing at the end. Rows that are
+  // appended or relocated meanwhile are in what comes then.
+  std::optional<DiskPart> part_since(uint64_t serial, uint32_t position, uint32_t limit) const;
 
   // The segment with the fewest rows, if more than a third of all that is there are holes.
   struct Victim {
@@ -173,7 +183,7 @@ class DiskRows {
   };
   std::optional<Victim> victim() const;
   // To the end of the segments, from a segment that is no longer appended to. REQUIRES: has(key, row).
-  void relocate(uint64_t key, uint64_t row, const std::byte* bytes);
+  void relocate(uint64_t key, uint64_t row, const std::byte* bytes, uint32_t time);
 
   void begin_view();
   bool view_open() const { return view_open_; }
@@ -192,13 +202,14 @@ class DiskRows {
   uint32_t segment_of(uint64_t row) const { return static_cast<uint32_t>(row / layout_.segment_rows()); }
   uint32_t position_of(uint64_t row) const { return static_cast<uint32_t>(row % layout_.segment_rows()); }
   DiskPart rows_of(const std::shared_ptr<Segment>& segment, uint32_t begin, uint32_t limit, uint32_t end) const;
-  uint64_t place(const std::byte* row);
+  uint64_t place(const std::byte* row, uint32_t time);
   void drop_if_empty(uint32_t number) noexcept;
 
   DiskLayout layout_;
   std::string folder_;
   DiskIndex index_;
   std::vector<std::shared_ptr<Segment>> segments_;  // by number; null: free
+  std::map<uint64_t, Segment*> by_serial_;
   std::vector<uint32_t> free_;                      // numbers
   std::shared_ptr<Segment> active_;
   std::deque<std::shared_ptr<Chunk>> full_;

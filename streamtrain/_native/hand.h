@@ -34,7 +34,7 @@ class ClockHand {
   template <typename Leave>
   uint32_t run(uint32_t end, uint32_t limit, uint32_t most, Leave leave) {
     uint32_t left = 0;
-    for (; limit && left < most; --limit, ++at_) {
+    for (; end && limit && left < most; --limit, ++at_) {
       if (at_ >= end) at_ = 0;
       if (counts_[at_] && counts_[at_] != kNew) --counts_[at_];
       else left += leave(at_);

@@ -173,6 +173,40 @@ std::optional<uint64_t> SharedTable::scan(uint64_t cursor, uint32_t limit, Rows&
   return next;
 }
 
+void SharedTable::begin_scan(TableScan& scan) const {
+  table_.write([&](Table& t) {
+    scan.in_memory = !has_disk_;
+    t.begin_scan(&scan);
+  });
+}
+
+void SharedTable::end_scan(TableScan& scan) const {
+  table_.write([&](Table& t) { t.end_scan(&scan); });
+}
+
+bool SharedTable::scan(TableScan& scan, uint32_t limit, Rows& out) const {
+  bool more = true;
+  for (uint32_t size; limit && more; limit -= size) {
+    size = std::min(limit, kTurn);
+    if (scan.in_memory) {
+      const auto next = table_.read([&](const Table& t) { return t.scan(scan.id, size, out); });
+      // Under the lock that those take who let rows leave memory.
+      table_.write([&](Table&) { scan.id = next.value_or(kNoRow); });
+      more = next.has_value();
+      continue;
+    }
+    auto part = table_.write([&](Table& t) {
+      auto next = t.next_part(scan, size);
+      if (!next && !scan.in_memory) t.sweep(size);
+      return next;
+    });
+    if (!part) continue;
+    part->read();
+    table_.write([&](Table& t) { t.read_part(scan, *part, out); });
+  }
+  return more;
+}
+
 void SharedTable::pull_state(const uint64_t* keys, size_t n, float* out, uint8_t* awaited) const {
   const size_t dim = layout_.dim, width = dim + layout_.state_size;
   by_turns(n, [&](size_t at, size_t size) {
@@ -258,7 +292,7 @@ uint64_t SharedTable::expire(uint32_t now, uint32_t limit) {
   if (!has_disk_) return expired;
   for (uint64_t left = std::min<uint64_t>(limit, table_.read([](const Table& t) { return t.disk_rows(); })); left;) {
     const auto size = static_cast<uint32_t>(std::min<uint64_t>(left, kTurn));
-    auto part = table_.write([&](Table& t) { return t.expire_part(size); });
+    auto part = table_.write([&](Table& t) { return t.expire_part(now, size); });
     if (!part) break;
     part->read();
     expired += table_.write([&](Table& t) { return t.expire(now, *part); });

@@ -44,6 +44,12 @@ class SharedTable {
   Found lookup(const uint64_t* keys, size_t n) const;
   std::optional<uint64_t> scan(uint64_t cursor, uint32_t limit, Rows& out) const;
 
+  // Registers a scan, and goes on with it: appends about `limit` rows, perhaps none; false at the end. One thread at a
+  // time. Rows of slots that are being lost may be among them: sweep first.
+  void begin_scan(TableScan& scan) const;
+  void end_scan(TableScan& scan) const;
+  bool scan(TableScan& scan, uint32_t limit, Rows& out) const;
+
   PushResult push(const RowGradients& of, std::optional<float> rate);
   uint64_t load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
                 const uint32_t* last_seen, size_t n);

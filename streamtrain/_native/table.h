@@ -101,6 +101,16 @@ struct TableStats {
   uint64_t rows_on_disk, disk_index_bytes, disk_bytes, disk_written_bytes, disk_reads;
 };
 
+// Where somebody is who goes through all rows of a table while it changes: first those on disk, in the order in which
+// they came there, then those in memory. Rows that leave memory meanwhile come after the former; in the latter part only
+// rows leave memory that have been passed. So none is missed, and a row can be met again.
+struct TableScan {
+  bool in_memory = false;
+  uint64_t serial = 0;  // of a segment on disk
+  uint32_t position = 0;
+  uint32_t id = 0;
+};
+
 // Throws std::invalid_argument if a value is not finite.
 void check_finite(const float* embeddings, size_t n, const float* state, size_t m);
 
@@ -206,14 +216,21 @@ class Table {
   std::optional<DiskPart> compact_part(uint32_t limit);
   void compact(const DiskPart& part);
   void compact_failed() { compacting_ = false; }
-  // The next rows that are to be asked whether they have expired, in a circle, and how many had.
-  std::optional<DiskPart> expire_part(uint32_t limit);
+  // The next rows that are to be asked whether they have expired, in a circle and without segments in which none can
+  // have, and how many had.
+  std::optional<DiskPart> expire_part(uint32_t now, uint32_t limit);
   uint64_t expire(uint32_t now, const DiskPart& part);
   // Rows of the snapshot, and rows at rest: the latter from a place on, which becomes that after them.
   std::optional<DiskPart> snapshot_part(uint32_t limit) const { return disk_->view_part(limit); }
   void read_snapshot(const DiskPart& part, Rows& out);
   std::optional<DiskPart> scan_part(DiskRows::Place& from, uint32_t limit) const { return disk_->part(from, limit); }
   void scan(const DiskPart& part, Rows& out) const;
+  // The rows of a scan that is known to the table, at most `limit` of them. On disk, what is next is read first; none is
+  // left if there is nothing, and then, if no row is about to get another id, the scan is in memory.
+  void begin_scan(TableScan* scan) { scans_.push_back(scan); }
+  void end_scan(TableScan* scan) { std::erase(scans_, scan); }
+  std::optional<DiskPart> next_part(TableScan& scan, uint32_t limit);
+  void read_part(TableScan& scan, const DiskPart& part, Rows& out) const;
   // Rows that are to be swept; nothing if there are none, or none yet. REQUIRES: sweep was called before.
   std::optional<DiskPart> sweep_part(uint32_t limit);
   void sweep(const DiskPart& part);
@@ -292,6 +309,7 @@ class Table {
   std::optional<DiskRows::Victim> victim_;  // of the compaction
   DiskRows::Place victim_place_;
   bool compacting_ = false;
+  std::vector<TableScan*> scans_;
   TableStats totals_{};
 };
 

@@ -57,14 +57,18 @@ bool Table::spill(uint32_t limit) {
   if (sweep_ == Sweep::kGaps) sweep(limit);
   const uint32_t most = rows_of_memory();
   if (disk_->backlog() >= DiskRows::kBacklog || rows_.live() <= most) return false;
-  hand_.run(rows_.end(), limit, rows_.live() - most, [&](uint32_t id) {
+  uint32_t passed = rows_.end();  // by all who scan memory
+  for (const TableScan* scan : scans_)
+    if (scan->in_memory) passed = std::min(passed, scan->id);
+  const uint32_t left = hand_.run(passed, limit, rows_.live() - most, [&](uint32_t id) {
     if (!rows_.header(id)->live()) return false;
     leave(id);
     return true;
   });
+  if (passed < rows_.end() && !left) return false;  // later
   // The index of what is on disk grows: rows in memory then become fewer, and their memory is to go with them.
   constexpr uint32_t kSlack = 1u << 15;
-  if (sweep_ == Sweep::kNone && !snapshot_.open() && rows_.end() > uint64_t{most} + most / 16 + kSlack) {
+  if (sweep_ == Sweep::kNone && !snapshot_.open() && scans_.empty() && rows_.end() > uint64_t{most} + most / 16 + kSlack) {
     rows_.begin_closing();
     sweep_ = Sweep::kGaps;
   }
@@ -77,7 +81,7 @@ void Table::leave(uint32_t id) {
   const uint64_t key = header->key;
   if (!is_own(key) && sweeps_foreign()) return erase(id);
   if (is_own(key)) before_change(id, row);
-  disk_->append(key, row);
+  disk_->append(key, row, layout_.last_seen(row));
   dirty_.leaves(header);
   index_.erase(key, id, KeyOf{rows_});
   rows_.release(id);
@@ -103,27 +107,31 @@ void Table::compact(const DiskPart& part) {
   compacting_ = false;
   if (disk_->view_open()) victim_place_ = {part.segment->number, part.begin};  // later
   else each_on_disk(part, [&](uint64_t key, uint64_t row, const std::byte* bytes) {
-    if (is_own(key) || !sweeps_foreign()) return disk_->relocate(key, row, bytes);
+    if (is_own(key) || !sweeps_foreign()) return disk_->relocate(key, row, bytes, layout_.last_seen(bytes));
     disk_->take(key, row);
     dirty_.forget(key);
   });
 }
 
-std::optional<DiskPart> Table::expire_part(uint32_t limit) {
-  if (!config_.expire_after) return std::nullopt;
-  std::optional<DiskPart> part = disk_->part(expire_place_, limit);
+std::optional<DiskPart> Table::expire_part(uint32_t now, uint32_t limit) {
+  if (!config_.expire_after || now <= config_.expire_after) return std::nullopt;
+  const uint32_t oldest = now - config_.expire_after;
+  std::optional<DiskPart> part = disk_->part(expire_place_, limit, oldest);
   if (part) return part;
   expire_place_ = {};
-  return disk_->part(expire_place_, limit);
+  return disk_->part(expire_place_, limit, oldest);
 }
 
 uint64_t Table::expire(uint32_t now, const DiskPart& part) {
-  if (now <= config_.expire_after) return 0;
   const uint32_t oldest = now - config_.expire_after;
   uint64_t expired = 0;
+  uint32_t oldest_left = UINT32_MAX;
   each_on_disk(part, [&](uint64_t key, uint64_t row, const std::byte* bytes) {
     const uint32_t seen = layout_.last_seen(bytes);
-    if (seen >= oldest || !is_own(key)) return;
+    if (seen >= oldest || !is_own(key)) {
+      oldest_left = std::min(oldest_left, seen);
+      return;
+    }
     const uint32_t id = bring(row, bytes);
     if (seen) {
       erase(id);
@@ -134,6 +142,7 @@ uint64_t Table::expire(uint32_t now, const DiskPart& part) {
       dirty_.mark(rows_.header(id), id);
     }
   });
+  if (disk_->has(part)) disk_->looked_at(part, oldest_left);
   totals_.expired += expired;
   return expired;
 }
@@ -149,6 +158,18 @@ void Table::scan(const DiskPart& part, Rows& out) const {
   each_on_disk(part, [&](uint64_t key, uint64_t, const std::byte* bytes) {
     if (is_own(key)) append(bytes, out);
   });
+}
+
+std::optional<DiskPart> Table::next_part(TableScan& scan, uint32_t limit) {
+  std::optional<DiskPart> part = disk_->part_since(scan.serial, scan.position, limit);
+  if (!part && sweep_ == Sweep::kNone) scan.in_memory = true;
+  return part;
+}
+
+void Table::read_part(TableScan& of, const DiskPart& part, Rows& out) const {
+  scan(part, out);
+  of.serial = part.segment->serial;
+  of.position = part.end;
 }
 
 std::optional<DiskPart> Table::sweep_part(uint32_t limit) {

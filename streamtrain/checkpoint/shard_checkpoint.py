@@ -23,6 +23,7 @@ from streamtrain.checkpoint.shard_state import (
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
 from streamtrain.ps.hooks import RestoredShard
 from streamtrain.ps.nodes.node import NO_EPOCH
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.shard import Shard
 from streamtrain.store.checkpoint.checkpoint import part_digest, write_part
 from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs
@@ -39,13 +40,16 @@ class CheckpointWriter:
 
     Args:
         count: called with "damaged_checkpoints" for each damaged one that is skipped.
+        memory: what the rows of restored shards may take; None: all that they need.
 
     Attributes:
         digest: see CheckpointStore.
     """
 
-    def __init__(self, epochs: Epochs, count: Callable[[str], object] = lambda name: None) -> None:
-        self._epochs, self._count = epochs, count
+    def __init__(
+        self, epochs: Epochs, count: Callable[[str], object] = lambda name: None, memory: RowMemory | None = None
+    ) -> None:
+        self._epochs, self._count, self._memory = epochs, count, memory
         self.digest = ""
         self._channels: list[int] = []  # by table, change channels since the last snapshot
         self._ahead: ReadAhead | GainedAhead | None = None
@@ -71,7 +75,7 @@ class CheckpointWriter:
             if held is not None and self._has_written(chain, held):
                 self._ahead = GainedAhead.of(chain, held, index, shards, self._reading)
             else:
-                self._ahead = ReadAhead.of(chain, index, shards, self._reading)
+                self._ahead = ReadAhead.of(chain, index, shards, self._reading, self._memory)
 
     def _advance(self, index: int, shards: int, held: Shard | None) -> bool:
         """Reads on for the same place, if the newest checkpoint adds to the one that was read."""
@@ -101,7 +105,7 @@ class CheckpointWriter:
         if chain is None:
             return None
         logger.info("restoring shard %d of %d from epoch %d", index, shards, chain.epoch)
-        return self._restored(chain, restore_shard(chain, index, shards))
+        return self._restored(chain, restore_shard(chain, index, shards, memory=self._memory))
 
     def _has_written(self, chain: CheckpointChain, shard: Shard) -> bool:
         """Whether a shard's part of a checkpoint is what was written or restored here last."""

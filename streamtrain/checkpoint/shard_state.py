@@ -19,6 +19,7 @@ from streamtrain.model.bad_samples import Refusals
 from streamtrain.model.spec import Spec, shard_slice, share_of_capacity
 from streamtrain.ps.clock import Clock, Progress
 from streamtrain.ps.hooks import ChangedRows
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.shard import InitialState, Run, Shard, own_slots, scan_rows
 from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit, replacing, write_part
 from streamtrain.store.checkpoint.epochs import CheckpointChain, open_chain
@@ -190,6 +191,7 @@ def restore_shard(
     new_model: NewModel | None = None,
     *,
     without: Collection[str] = (),
+    memory: RowMemory | None = None,
 ) -> Shard:
     """Restores one shard from a checkpoint, possibly of a different number of shards.
 
@@ -200,6 +202,7 @@ def restore_shard(
         spec: supplies rates, admission, expiry, capacity and storage; None: those of the checkpoint.
         new_model: with `spec`, a changed model; None: the checkpoint must be of the same model.
         without: tables whose rows are not restored.
+        memory: what its rows may take, if the model is the same; None: all that they need.
 
     Raises:
         CheckpointError: the checkpoint is of another model; or its number of shards differs and their clocks, too.
@@ -210,17 +213,17 @@ def restore_shard(
         sources = source_shards(index, shards, len(chain.shards))
         if new_model is None:
             spec = _resolve_spec(chain, spec)
-            shard = _without_rows(chain, sources, spec, index, shards)
+            shard = _without_rows(chain, sources, spec, index, shards, memory=memory)
         else:
             spec = new_model.evolution.new
             shard = _evolved_without_rows(chain, new_model, index, shards)
         for settings, table in zip(spec.tables, shard.tables, strict=True):
             if settings["name"] in without:
                 continue
-            if new_model is None:
-                _load_rows(table, chain.changes(settings["name"], sources), index, shards)
-            elif (kept := new_model.evolution.tables.get(settings["name"])) is not None:
-                _load_rows(table, chain.changes(settings["name"], sources), index, shards, kept)
+            kept = None if new_model is None else new_model.evolution.tables.get(settings["name"])
+            if new_model is None or kept is not None:
+                for _ in _loading(table, chain.changes(settings["name"], sources), index, shards, kept):
+                    pass
         _resume(shard, chain, sources[0])
     except _DAMAGE as exc:
         raise _mismatch(chain, exc) from exc
@@ -276,13 +279,17 @@ class ReadAhead(NamedTuple):
     since: dict[int, int]
 
     @classmethod
-    def of(cls, chain: CheckpointChain, index: int, shards: int, reading: Reading) -> "ReadAhead":
+    def of(
+        cls, chain: CheckpointChain, index: int, shards: int, reading: Reading, memory: RowMemory | None
+    ) -> "ReadAhead":
         """Reads them; raises the errors of `restore_shard`."""
         sources = source_shards(index, shards, len(chain.shards))
         try:
-            shard = _without_rows(chain, sources, written_spec(chain), index, shards, admission=False)
+            spec = written_spec(chain)
+            shard = _without_rows(chain, sources, spec, index, shards, admission=False, memory=memory)
             for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
-                _load_rows(table, chain.changes(settings["name"], sources), index, shards, reading=reading)
+                for _ in _loading(table, chain.changes(settings["name"], sources), index, shards, reading=reading):
+                    pass
         except _DAMAGE as exc:
             raise _mismatch(chain, exc) from exc
         return cls(chain, shard, [table.open_channel() for table in shard.tables], _clock_of(chain, sources[0]))
@@ -530,11 +537,19 @@ class _Vectors(NamedTuple):
 
 
 def _without_rows(
-    chain: CheckpointChain, sources: Sequence[int], spec: Spec, index: int, shards: int, *, admission: bool = True
+    chain: CheckpointChain,
+    sources: Sequence[int],
+    spec: Spec,
+    index: int,
+    shards: int,
+    *,
+    admission: bool = True,
+    memory: RowMemory | None = None,
 ) -> Shard:
     """A shard with its slices and admission counts, without rows."""
     vectors = _read_vectors(chain, sources, spec, index, shards)
-    shard = Shard(InitialState(_run_of(chain), spec, vectors.dense, vectors.statistics), index, shards)
+    initial = InitialState(_run_of(chain), spec, vectors.dense, vectors.statistics)
+    shard = Shard(initial, index, shards, memory=memory)
     shard.dense.load(vectors.dense, vectors.slots, vectors.steps)
     if admission:
         _merge_admission(shard, vectors.arrays, [settings["name"] for settings in spec.tables])
@@ -564,9 +579,20 @@ def _load_rows(
     reading: Reading | None = None,
 ) -> NDArray[np.uint64]:
     """Loads them; returns the keys, also of those that are gone."""
-    keys = [np.empty(0, np.uint64)]
+    return np.concatenate([np.empty(0, np.uint64), *_loading(table, changes, index, shards, kept, reading=reading)])
+
+
+def _loading(
+    table: Table,
+    changes: Iterator[RowsChange],
+    index: int,
+    shards: int,
+    kept: TableEvolution | None = None,
+    *,
+    reading: Reading | None = None,
+) -> Iterator[NDArray[np.uint64]]:
+    """Loads rows, part by part, and gives the keys, also of those that are gone."""
     for change in _prefetch(_owned(changes, index, shards)):
-        keys.append(change.keys)
         if isinstance(change, Tombstones):
             table.remove(change.keys)
         elif kept is None:
@@ -577,7 +603,7 @@ def _load_rows(
             table.load(change.keys, embeddings, state, change.counts, change.last_seen)
         if reading is not None:
             reading.add(change)
-    return np.concatenate(keys)
+        yield change.keys
 
 
 def _owned(changes: Iterator[RowsChange], index: int, shards: int) -> Iterator[RowsChange]:

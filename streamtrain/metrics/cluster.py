@@ -32,7 +32,8 @@ class ShardState:
         run: id of the run; "": none yet.
         ready: whether it has rows to serve.
         workers: open sessions.
-        table_rows, table_bytes: by table.
+        table_rows, table_bytes: by table; the latter of memory.
+        table_rows_on_disk, table_disk_bytes: by table.
         dense_bytes: of its dense slice, with optimizer state.
         clock: next offset by partition.
         samples: learned from, of its state; None: it is empty.
@@ -50,6 +51,8 @@ class ShardState:
     workers: int
     table_rows: Mapping[str, int]
     table_bytes: Mapping[str, int]
+    table_rows_on_disk: Mapping[str, int]
+    table_disk_bytes: Mapping[str, int]
     dense_bytes: int
     clock: Mapping[int, int]
     samples: int | None
@@ -64,6 +67,7 @@ class ShardState:
 _EVENTS = (
     *("refused_malformed", "refused_mismatch", "refused_limit", "refused_unauthenticated", "refused_token"),
     *("backup_lost", "backup_took_over", "damaged_checkpoints", "failed_ShardBroken"),
+    "disk_errors",
 )
 
 
@@ -87,7 +91,8 @@ class ShardMetrics:
         yield counter(
             "streamtrain_shard_events_total",
             "Other errors and events: refused_… (requests, by reason), failed_… (by error), broken_sessions, "
-            "silent_sessions, backup_lost, backup_took_over, damaged_checkpoints (skipped during restore).",
+            "silent_sessions, backup_lost, backup_took_over, damaged_checkpoints (skipped during restore), disk_errors "
+            "(rows that stay in memory as they could not be written).",
             dict.fromkeys(_EVENTS, 0) | counters,
             "event",
         )
@@ -145,13 +150,7 @@ def _collect_state(state: ShardState) -> Iterator[Metric]:
     yield gauge(
         "streamtrain_shard_ready", "1 if the shard has rows to serve; 0 while it is restored or is empty.", state.ready
     )
-    yield gauge("streamtrain_shard_table_rows", "Rows of a table on the shard.", state.table_rows, "table")
-    yield gauge(
-        "streamtrain_shard_table_bytes",
-        "Memory of a table on the shard, its index included.",
-        state.table_bytes,
-        "table",
-    )
+    yield from _collect_tables(state)
     yield gauge(
         "streamtrain_shard_dense_bytes",
         "Memory of the shard's dense slice, optimizer state included.",
@@ -187,6 +186,28 @@ def _collect_state(state: ShardState) -> Iterator[Metric]:
     )
 
 
+def _collect_tables(state: ShardState) -> Iterator[Metric]:
+    yield gauge("streamtrain_shard_table_rows", "Rows of a table on the shard.", state.table_rows, "table")
+    yield gauge(
+        "streamtrain_shard_table_bytes",
+        "Memory of a table on the shard, its index included.",
+        state.table_bytes,
+        "table",
+    )
+    yield gauge(
+        "streamtrain_shard_table_disk_rows",
+        "Rows of a table on the shard that are on disk, as they have no room in ps.memory.",
+        state.table_rows_on_disk,
+        "table",
+    )
+    yield gauge(
+        "streamtrain_shard_table_disk_bytes",
+        "Size of a table's rows on disk, with holes that rows have left.",
+        state.table_disk_bytes,
+        "table",
+    )
+
+
 def _collect_counters(counters: dict[str, int]) -> Iterator[Metric]:
     yield counter(
         "streamtrain_shard_pushes_total",
@@ -216,6 +237,11 @@ def _collect_counters(counters: dict[str, int]) -> Iterator[Metric]:
         "Rows that the shard dropped: expired (expire_after) or evicted (capacity).",
         _take(counters, "gradients", "expired", "evicted"),
         "reason",
+    )
+    yield counter(
+        "streamtrain_shard_disk_read_rows_total",
+        "Rows that the shard read from disk, as they were not in memory.",
+        counters.pop("disk_reads", 0),
     )
     yield counter(
         "streamtrain_shard_checkpoint_failures_total",

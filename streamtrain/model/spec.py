@@ -1,7 +1,7 @@
 """Spec: what shards need to know of a model, as plain values: they hold rows for it without its code or TensorFlow."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
@@ -339,10 +339,13 @@ class Spec:
         """Floats of the flat vector of statistics."""
         return _floats(self.statistics)
 
-    def make_tables(self, shards: int = 1) -> list[Table]:
-        """The empty tables of one of `shards` shards, each with its share of the capacity."""
+    def make_tables(self, shards: int = 1, options: Sequence[Mapping[str, Any]] | None = None) -> list[Table]:
+        """The empty tables of one of `shards` shards, each with its share of the capacity, and further options."""
         settings = [{name: value for name, value in one.items() if name != "name"} for one in self.tables]
-        return [Table(**one | {"capacity": share_of_capacity(one, shards)}) for one in settings]
+        return [
+            Table(**one | {"capacity": share_of_capacity(one, shards)}, **more)
+            for one, more in zip(settings, options or [{}] * len(settings), strict=True)
+        ]
 
     def make_dense(self, values: Any) -> DenseVector:
         """A slice of the dense parameters, from its first values, float32 [n]."""

@@ -1,6 +1,7 @@
 """The process of a parameter server: startup, serve, shutdown."""
 
 import logging
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from streamtrain.ps.nodes.topology import ShardMap, check_backups, connect_shard
 from streamtrain.ps.replication.failover import open_control
 from streamtrain.ps.replication.primary import Peer
 from streamtrain.ps.replication.roles import NodeState, Pairing
+from streamtrain.ps.row_memory import RowMemory, file_system
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
 from streamtrain.ps.rpc.registry import register
@@ -33,7 +35,7 @@ from streamtrain.ps.shard import Shard
 from streamtrain.publish.lease import LeaseWatch
 from streamtrain.publish.opening import open_dictionaries, open_redis
 from streamtrain.publish.shard_publisher import ShardPublisher
-from streamtrain.settings.groups import ConsistencySettings, Settings
+from streamtrain.settings.groups import ConsistencySettings, PsSettings, Settings
 from streamtrain.shutdown import step
 from streamtrain.store.checkpoint.epochs import Epochs
 
@@ -55,6 +57,8 @@ def read_state(node: Node, workers: Sequence[str], coordinator: Coordinator | No
         workers=len(status.workers),
         table_rows={table.name: table.rows for table in status.tables},
         table_bytes={table.name: table.bytes for table in status.tables},
+        table_rows_on_disk={table.name: table.rows_on_disk for table in status.tables},
+        table_disk_bytes={table.name: table.disk_bytes for table in status.tables},
         dense_bytes=status.dense_bytes,
         clock=wire.decode_clock(status.clock),
         samples=counters.pop("samples", None),
@@ -90,6 +94,20 @@ def strategy(settings: ConsistencySettings, workers: int) -> Callable[[Shard], C
     return Async
 
 
+def row_memory(settings: PsSettings) -> RowMemory | None:
+    """What the rows of a process may take; None: all that they need.
+
+    Raises:
+        ConfigError: there is no disk where the others would be.
+    """
+    if settings.memory is None:
+        return None
+    folder = settings.disk or tempfile.gettempdir()
+    if (kind := file_system(folder)) in {"tmpfs", "ramfs"}:
+        raise ConfigError(f"{folder} is itself in memory ({kind}); set ps.disk to a folder on a disk")
+    return RowMemory(settings.memory, folder)
+
+
 class PsProcess:
     """One shard, served.
 
@@ -122,7 +140,8 @@ class PsProcess:
             raise ConfigError("--backup needs ps.backups, the addresses of the backups of all shards")
         security = Security.from_settings(settings.security)
         kept = settings.checkpoint.url
-        checkpoints = CheckpointWriter(Epochs(kept), self._count) if kept else None
+        self._memory = memory = row_memory(settings.ps)
+        checkpoints = CheckpointWriter(Epochs(kept), self._count, memory) if kept else None
         self._redis = open_redis(settings.publish)
         publisher = ShardPublisher(open_dictionaries(self._redis, settings.publish)) if self._redis else None
         make_consistency = strategy(settings.consistency, workers)
@@ -133,6 +152,7 @@ class PsProcess:
             publisher=publisher,
             pairing=self._pair((addresses if backup else backups)[index]) if backups else None,
             pair=self._pair,
+            memory=memory,
         )
         guards = (authenticate(security.token, lambda: self.node.count("refused_token")),) if security.token else ()
         self.server = ShardServer(self.node, settings.ps, guards, own=self._own)
@@ -284,6 +304,8 @@ class PsProcess:
             self.server.stop()
         with step("the replication to its backup"):
             self.node.stop()
+        if self._memory:
+            self._memory.close()
         if self._redis:
             self._redis.close()
         if self.metrics:

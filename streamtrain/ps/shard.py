@@ -1,5 +1,6 @@
 """Shard: the embedding rows whose keys hash to it, its slice of the dense parameters, and the clock of both."""
 
+import itertools
 import logging
 import threading
 import time
@@ -16,12 +17,14 @@ from streamtrain.model.bad_samples import Refusals
 from streamtrain.model.spec import Rates, Spec
 from streamtrain.ps.clock import Clock, Progress, PushOutcome, Span, VectorClock
 from streamtrain.ps.push import DenseChange, Floats, Push, PushResult, PushStats
+from streamtrain.ps.row_memory import RowMemory
 
 logger = logging.getLogger(__name__)
 
 _SCANNED_ROWS = 1 << 16
 _SCANNED_KEYS = 1 << 17
 _SWEPT_ROWS = 1 << 14
+_SCANS = 8  # that are under way
 HASH_SLOTS = 1 << 16
 
 
@@ -137,6 +140,7 @@ class Shard:
         initial: what the shard starts from.
         index: 0 to shards - 1.
         tables: of the shard that had these rows before; None: new ones.
+        memory: what their rows may take; None: all that they need.
 
     Attributes:
         replicator: replicates pushes to a backup; None: no backup. Set before the first push.
@@ -146,7 +150,13 @@ class Shard:
     """
 
     def __init__(
-        self, initial: InitialState, index: int, shards: int, *, tables: Sequence[Table] | None = None
+        self,
+        initial: InitialState,
+        index: int,
+        shards: int,
+        *,
+        tables: Sequence[Table] | None = None,
+        memory: RowMemory | None = None,
     ) -> None:
         self.replicator: Replicator | None = None
         self.moved = 0
@@ -156,7 +166,7 @@ class Shard:
         self.index = index
         self.shards = shards
         self.run = initial.run
-        self.tables = self._make_tables() if tables is None else [*tables]
+        self.tables = self._make_tables(memory) if tables is None else [*tables]
         self.dense = self.spec.make_dense(initial.dense)
         # A change is a gradient of -1 per unit under SGD with rate 1: the same locks and checks as for weights.
         self.statistics = DenseVector(np.ascontiguousarray(initial.statistics, np.float32), optimizer="sgd", rate=1.0)
@@ -170,15 +180,19 @@ class Shard:
         self._idle: set[int] = set()  # partitions that their workers have read to the end
         self._refusals: dict[int, Refusals] = {}
         self._predictions: dict[int, bytes] = {}
+        self._scans: dict[int, Iterator[Rows]] = {}  # by cursor
+        self._cursors = itertools.count(1)
         self._lock = threading.Condition()
         self._barrier = _PushBarrier()
         self._full_tables: set[str] = set()
         self._broken: str | None = None
         self._retired: str | None = None
         self._fenced: str | None = None
+        if memory is not None:
+            memory.add(self)
 
-    def _make_tables(self) -> list[Table]:
-        tables = self.spec.make_tables(self.shards)
+    def _make_tables(self, memory: RowMemory | None) -> list[Table]:
+        tables = self.spec.make_tables(self.shards, memory.options(self.spec.tables) if memory else None)
         for table in tables:
             table.set_slots(*own_slots(self.index, self.shards))
         return tables
@@ -186,9 +200,19 @@ class Shard:
     def pull_rows(self, keys: Sequence[NDArray[np.uint64]], rows: Sequence[Floats]) -> None:
         """Reads rows into `rows`, by table float32 [n, dim]; an id without a row gives its birth value."""
         self.check()
-        for table, table_keys, out in zip(self.tables, keys, rows, strict=True):
-            if len(table_keys):
-                table.pull(table_keys, out)
+        with self._reading():
+            for table, table_keys, out in zip(self.tables, keys, rows, strict=True):
+                if len(table_keys):
+                    table.pull(table_keys, out)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Of rows: what is damaged on disk is gone, so the shard then has to be restored."""
+        try:
+            yield
+        except RuntimeError as exc:
+            self._broken = f"rows cannot be read: {exc}"
+            self.check(exc)
 
     def pull_state(
         self, keys: Sequence[NDArray[np.uint64]], rows: Sequence[Floats], awaited: Sequence[NDArray[np.uint8]]
@@ -201,9 +225,10 @@ class Shard:
             awaited: output, by table [n]: occurrences that a key still needs before its gradients are applied.
         """
         self.check()
-        for table, table_keys, out, table_awaited in zip(self.tables, keys, rows, awaited, strict=True):
-            if len(table_keys):
-                table_awaited[:] = table.pull_state(table_keys, out)[1]
+        with self._reading():
+            for table, table_keys, out, table_awaited in zip(self.tables, keys, rows, awaited, strict=True):
+                if len(table_keys):
+                    table_awaited[:] = table.pull_state(table_keys, out)[1]
 
     def pull_dense_state(self, dense: Floats, slots: Floats, statistics: Floats) -> float:
         """`pull_dense` plus the optimizer's slots, float32 [slots, slice]; returns the optimizer's step count."""
@@ -481,12 +506,24 @@ class Shard:
         """Keys of some rows, uint64 [n], from a cursor on, 0 at first; and the next cursor, None at the end.
 
         Raises:
-            ShardRefused: unknown table.
+            ShardRefused: unknown table, or too many have begun since.
         """
         self.check()
         if not cursor:
             self.sweep()
-        after, rows = self._table(table).scan(cursor, _SCANNED_KEYS)
+            scan = self._table(table).rows(_SCANNED_KEYS)
+        elif (known := self._scans.pop(cursor, None)) is not None:
+            scan = known
+        else:
+            raise ShardRefused(f"there is no scan at {cursor}; begin again", "mismatch")
+        rows = next(scan, None)
+        if rows is None:
+            return np.empty(0, np.uint64), None
+        with self._lock:
+            after = next(self._cursors)
+            self._scans[after] = scan
+            for old in [*self._scans][:-_SCANS]:
+                self._scans.pop(old, None)
         return rows.keys.copy(), after
 
     def _table(self, name: str) -> Table:
@@ -544,13 +581,13 @@ def own_slots(index: int, shards: int) -> tuple[int, int]:
 
 
 def scan_rows(table: Table) -> Iterator[Rows]:
-    """All rows of a table, in parts of at most 65536; pushes may be applied between two of them."""
-    cursor: int | None = 0
+    """All rows of a table, in parts of about 65536; pushes may be applied between two of them.
+
+    With rows on disk, one that changes meanwhile may come twice.
+    """
     while table.sweep(_SWEPT_ROWS):  # which gives rows other ids
         pass
-    while cursor is not None:
-        cursor, rows = table.scan(cursor, _SCANNED_ROWS)
-        yield rows
+    yield from table.rows(_SCANNED_ROWS)
 
 
 def _before(clock: Clock, target: Clock) -> bool:

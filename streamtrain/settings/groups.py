@@ -19,6 +19,7 @@ from streamtrain.settings.types import (
     Seconds,
     Secret,
     SettingsGroup,
+    Size,
     Slices,
     Start,
     Table,
@@ -221,6 +222,10 @@ class PsSettings(SettingsGroup):
         timeout: deadline of a call, in seconds.
         sessions: open sessions per shard; each holds a thread.
         metrics: Prometheus address of a shard; None: metrics are not served.
+        memory: bytes that the rows of a shard's process may take in memory, with their indexes and changes, or text
+            such as "8GB"; other rows are on disk. None: all are in memory.
+        disk: folder for rows on disk, with `memory`. Files there have no names, and go with the process. None: that for
+            temporary files.
     """
 
     addresses: Addresses = ()
@@ -234,6 +239,8 @@ class PsSettings(SettingsGroup):
     timeout: Seconds = 10.0
     sessions: Annotated[Count, Field(ge=1, le=4096)] = 256
     metrics: Listen | None = None
+    memory: Size | None = None
+    disk: PathText | None = None
 
 
 class ConsistencySettings(SettingsGroup):

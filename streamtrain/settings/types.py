@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from streamtrain.address import MASK, Hosts, parse_address, redacted
-from streamtrain.durations import parse_duration
+from streamtrain.durations import parse_duration, parse_size
 
 _SECRET_OPTION = re.compile(r"password|secret|token|jaas|user\.info|\.key$|\.pem$")
 
@@ -110,6 +110,13 @@ def _seconds(value: Any, info: ValidationInfo) -> float:
     return parse_duration(_parse_text(value, info), str(info.field_name))
 
 
+def _size(value: Any, info: ValidationInfo) -> float:
+    parsed = _parse_text(value, info)
+    if isinstance(parsed, int | float) and not isinstance(parsed, bool) and 0 < parsed < 2**63:
+        return float(parsed)
+    return parse_size(str(parsed), str(info.field_name))
+
+
 def _start(value: Any) -> str:
     if value in ("earliest", "latest", "committed"):
         return str(value)
@@ -130,6 +137,7 @@ ModelFiles = Annotated[dict[str, str], BeforeValidator(_model_files)]
 Listen = Annotated[str, BeforeValidator(_listen)]
 Reached = Annotated[str, BeforeValidator(_reached)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
+Size = Annotated[float, BeforeValidator(_size)]
 Count = Annotated[int, *_TYPED]
 Flag = Annotated[bool, *_TYPED]
 Ratio = Annotated[float, Field(ge=0, le=1), *_TYPED]

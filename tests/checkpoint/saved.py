@@ -15,6 +15,7 @@ from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.shards import Control, LocalControl, RunTemplate, Shards
 from streamtrain.ps.push import Push, PushResult
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.shard import Shard
 from streamtrain.store.checkpoint.epochs import Epochs
 from tests.ps.counting import Log, assert_exact, pushes
@@ -35,6 +36,7 @@ class Cluster:
         cut_patience: seconds.
         freeze_patience: seconds.
         write_patience: seconds.
+        memory: for rows; None: all that they need.
         options: of the checkpointer.
     """
 
@@ -48,10 +50,11 @@ class Cluster:
         cut_patience: float = 30.0,
         freeze_patience: float = 60.0,
         write_patience: float = 60.0,
+        memory: RowMemory | None = None,
         **options: Any,
     ) -> None:
         self.epochs = Epochs(place)
-        self._beginning = beginning
+        self._beginning, self._memory = beginning, memory
         self._patience: Any = {"cut_patience": cut_patience, "freeze_patience": freeze_patience}
         self._patience["write_patience"] = write_patience
         self.nodes = [self._node(i, shards) for i in range(shards)]
@@ -61,7 +64,8 @@ class Cluster:
         self.checkpointer = Checkpointer(self.controls, self.epochs, **{"keep": 100, "full_every": 100, **options})
 
     def _node(self, index: int, shards: int) -> Node:
-        return Node(index, shards, Async, CheckpointWriter(Epochs(self.epochs.url)), **self._patience)
+        checkpoints = CheckpointWriter(Epochs(self.epochs.url), memory=self._memory)
+        return Node(index, shards, Async, checkpoints, memory=self._memory, **self._patience)
 
     def crash(self, index: int) -> None:
         """A shard is gone, and comes back as of the newest epoch; if that cannot be, it was not gone."""

@@ -51,7 +51,7 @@ HEALTHY = {
     **{f'shard_clock_offset{{{one},partition="{p}"}}': "0+60000x150" for one in (PS0, PS1) for p in (0, 1)},
     **{
         f'shard_events_total{{{PS1},event="{event}"}}': ZERO
-        for event in ("damaged_checkpoints", "backup_took_over", "failed_ShardBroken", "refused_token")
+        for event in ("damaged_checkpoints", "backup_took_over", "failed_ShardBroken", "disk_errors", "refused_token")
     },
     f"shard_checkpoint_failures_total{{{PS0}}}": ZERO,
     f'shard_pushes_total{{{PS0},outcome="applied"}}': "0+600x150",
@@ -202,6 +202,7 @@ CASES = {
     ),
     "TookOver": Case(10, {f'{EVENTS}"backup_took_over"}}': ONCE}, {f'{EVENTS}"backup_took_over"}}': "1x150"}),
     "Broken": Case(10, {f'{EVENTS}"failed_ShardBroken"}}': ONCE}, {f'{EVENTS}"refused_token"}}': ONCE}),
+    "DiskFull": Case(10, {f'{EVENTS}"disk_errors"}}': ONCE}, {f'{EVENTS}"refused_token"}}': ONCE}),
     "Evicted": Case(
         71,
         {f'shard_dropped_rows_total{{{PS0},reason="evicted"}}': "0x9 0+100x140"},

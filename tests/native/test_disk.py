@@ -164,6 +164,27 @@ def test_another_budget_takes_rows_out_of_memory_or_lets_more_in(tmp_path: Path)
             one.set_memory(memory)
 
 
+def test_segments_without_old_rows_are_not_read_for_expiry(tmp_path: Path) -> None:
+    table = table_of(tmp_path, expire_after=50)
+    for now in range(100, 200):
+        push(table, keys_of(np.arange(300 * now, 300 * now + 300)), now)
+
+    def expired(now: int, most: int) -> int:
+        """How many of so many visits, after all that have been before."""
+        return sum(table.expire(now, most) for _ in range(3))
+
+    assert table.stats()["rows_on_disk"] > 10_000
+    assert expired(140, 1000) == 0
+    assert expired(150, 2000) == 0
+    gone = 0
+    for _ in range(30):  # 30,000 rows in all: one round in memory and on disk
+        gone += table.expire(160, 1000)
+    assert gone == 10 * 300
+    assert len(table) == 90 * 300
+    assert expired(160, 30_000) == 0
+    assert table.expire(260, 30_000) == 90 * 300
+
+
 def test_rows_used_often_stay_in_memory(tmp_path: Path) -> None:
     table = filled(tmp_path, 2_500_000)
     often, rng = keys_of(np.arange(8000)), np.random.default_rng(3)

@@ -21,6 +21,7 @@ from streamtrain.ps.replication.failover import TargetPair
 from streamtrain.ps.replication.primary import Peer, State
 from streamtrain.ps.replication.roles import Pairing
 from streamtrain.ps.replication.state_transfer import Generation
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
 from streamtrain.ps.shard import Shard
 from tests.patience import PATIENCE, until
@@ -79,12 +80,20 @@ class Place:
         index: of the shard.
         shards: how many there are.
         consistency: of workers.
+        memory: for rows; None: all that they need.
     """
 
     def __init__(
-        self, addresses: tuple[str, str], at: int, index: int, shards: int, consistency: Callable[[Shard], Consistency]
+        self,
+        addresses: tuple[str, str],
+        at: int,
+        index: int,
+        shards: int,
+        consistency: Callable[[Shard], Consistency],
+        *,
+        memory: RowMemory | None = None,
     ) -> None:
-        self._addresses, self._at = addresses, at
+        self._addresses, self._at, self._memory = addresses, at, memory
         self._node = index, shards, consistency
         self.channel: Any = None
         self._channel: Any = None
@@ -113,7 +122,7 @@ class Place:
         self.channel = grpc.insecure_channel(self._addresses[self._at], options=CHANNEL_OPTIONS)
         self._channel = grpc.insecure_channel(other, options=CHANNEL_OPTIONS)
         pairing = Pairing(Peer(self._channel, other), AWAY_AFTER, pause=0.05, retired=self.retired.append)
-        self.node = node = Node(*self._node, pairing=pairing)
+        self.node = node = Node(*self._node, pairing=pairing, memory=self._memory)
         self._server = ShardServer(node)
         assert self._server.grpc.add_insecure_port(self._addresses[self._at])
         self._server.start()
@@ -165,6 +174,7 @@ class Paired:
         *,
         beginning: RunTemplate = COUNTING,
         consistency: Callable[[Shard], Consistency] = Async,
+        memory: RowMemory | None = None,
     ) -> None:
         ports = free_ports(2 * shards)
         self.beginning = beginning
@@ -175,8 +185,8 @@ class Paired:
             first, second = (f"127.0.0.1:{port}" for port in ports[2 * i : 2 * i + 2])
             self.places.append(
                 (
-                    Place((first, second), 0, i, shards, consistency),
-                    Place((first, second), 1, i, shards, consistency),
+                    Place((first, second), 0, i, shards, consistency, memory=memory),
+                    Place((first, second), 1, i, shards, consistency, memory=memory),
                 )
             )
             self._pairs.append((self._channel(first), self._channel(second)))

@@ -13,6 +13,7 @@ from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.nodes.node import Node
 from streamtrain.ps.nodes.shards import Control, LocalControl
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.shard import InitialState, Run
 from streamtrain.publish.cluster_publisher import Publications
 from streamtrain.publish.shard_publisher import ShardPublisher
@@ -56,11 +57,13 @@ class Cluster:
         dense: Any = None,
         dictionaries: RedisDictionaries | None = None,
         cluster: bool = False,
+        memory: RowMemory | None = None,
         **options: Any,
     ) -> None:
         self.model = RedisModel(connect(url, cluster=cluster), "counted")
         self.nodes = [
-            Node(i, shards, Async, publisher=ShardPublisher(RedisDictionaries(self.model))) for i in range(shards)
+            Node(i, shards, Async, publisher=ShardPublisher(RedisDictionaries(self.model)), memory=memory)
+            for i in range(shards)
         ]
         first = (np.zeros(DENSE, np.float32) if dense is None else dense, np.zeros(2, np.float32))
         for i, node in enumerate(self.nodes):

@@ -1,15 +1,19 @@
 """Which rows are published, and how many it says there are: exactly, while they change, and without zeros of L1."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from streamtrain._core import Table
+from streamtrain._core import Table, hash_integers, shards_of
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import Span
+from streamtrain.ps.row_memory import RowMemory
+from streamtrain.ps.shard import scan_rows
 from streamtrain.store.redis.versions import RedisVersions
 from tests.patience import until
 from tests.ps.counting import SPEC, key, pushes
@@ -123,3 +127,48 @@ def test_rows_are_counted_exactly_while_they_change(server: Valkey, changes: dic
     finally:
         stopped.set()
         learning.join()
+
+
+def test_all_rows_are_published_while_they_leave_memory_and_return(server: Valkey, tmp_path: Path) -> None:
+    memory = RowMemory(1, str(tmp_path), least=1)
+    cluster = Cluster(server.url, memory=memory)
+    cluster.learn(2)
+    keys = hash_integers(np.arange(20_000))
+    owners, stopped = shards_of(keys, 2), threading.Event()
+
+    def push_all(gradient: float, many: int) -> None:
+        for node in cluster.nodes:
+            mine = keys[owners == node.index][:many]
+            ones = np.ones(len(mine), np.uint32)
+            node.shard.tables[0].push(mine, np.full((len(mine), 1), gradient, np.float32), ones, ones)
+
+    def look() -> None:
+        rng = np.random.default_rng(0)
+        while not stopped.is_set():
+            for node in cluster.nodes:
+                node.shard.tables[0].pull(rng.permutation(keys[owners == node.index])[:2000])
+
+    push_all(-1.0, len(keys))
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        try:
+            for many in (len(keys), 3000, 10):
+                push_all(-2.0, many)
+                cluster.learn(1)
+                cluster.publish()
+                assert_same(server.url, rows_of_all(cluster))
+        finally:
+            stopped.set()
+        looking.result()
+    assert all(node.shard.tables[0].stats()["rows_on_disk"] > 5000 for node in cluster.nodes)
+    memory.close()
+
+
+def rows_of_all(cluster: Cluster) -> dict[int, float]:
+    """By key, while rows leave memory and return."""
+    parts = [rows for node in cluster.nodes for rows in scan_rows(node.shard.tables[0])]
+    return {
+        key: value
+        for rows in parts
+        for key, value in zip(rows.keys.tolist(), rows.embeddings[:, 0].tolist(), strict=True)
+    }

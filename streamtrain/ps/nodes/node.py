@@ -13,6 +13,7 @@ from streamtrain.ps.consistency import Consistency
 from streamtrain.ps.hooks import CheckpointStore, CutResult, FreezeResult, Publisher, RestoredShard, Snapshot
 from streamtrain.ps.replication.backup import BackupShard
 from streamtrain.ps.replication.roles import NodeRole, NodeState, Pairing
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.shard import InitialState, Shard
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Node:
         publisher: Publisher | None = None,
         pairing: Pairing | None = None,
         pair: Callable[[str], Pairing] | None = None,
+        memory: RowMemory | None = None,
         freeze_patience: float = 2.0,
         cut_patience: float = 1.0,
         write_patience: float = 60.0,
@@ -64,7 +66,7 @@ class Node:
         self.published = 0
         self.lease_generation = 0
         self.incarnation: Incarnation | None = None
-        self.role = NodeRole(index, shards, consistency, pairing, self.count)
+        self.role = NodeRole(index, shards, consistency, pairing, self.count, memory=memory)
         self.backup = BackupShard(self.role, pair, self._forget)
         self._pair = pair
         self._checkpoints = checkpoints

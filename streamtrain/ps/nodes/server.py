@@ -48,7 +48,13 @@ def status_of(node: Node, workers: list[str], *, predictions: bool = False) -> A
     progress = shard.progress()
     status.clock.extend(wire.encode_positions(*progress if predictions else progress[:3]))
     for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
-        status.tables.add(name=settings["name"], rows=len(table), bytes=table.nbytes)
+        stats = table.stats()
+        on_disk, of_disk = stats["rows_on_disk"], stats["disk_bytes"]
+        status.tables.add(
+            name=settings["name"], rows=len(table), bytes=table.nbytes, rows_on_disk=on_disk, disk_bytes=of_disk
+        )
+        for name in ("disk_reads", "disk_errors"):
+            status.counters[name] += stats[name]
     status.dense_bytes = shard.dense.nbytes
     status.counters.update({f"pushes_{outcome.name.lower()}": n for outcome, n in shard.pushes.items()})
     status.counters.update({f"gradients_{name}": n for name, n in vars(shard.totals).items()})

@@ -149,7 +149,8 @@ class BackupShard:
     def _apply(self, record: Any, bulk: memoryview) -> None:
         if record.HasField("copy"):
             self._shard = None  # before there is another: there may not be memory for two
-            self._shard = shard_of(record.copy, bulk, self._role.index, self._role.shards)
+            role = self._role
+            self._shard = shard_of(record.copy, bulk, role.index, role.shards, role.memory)
             self._generation = Generation.of(record.copy.line)
             return
         if self._shard is None:

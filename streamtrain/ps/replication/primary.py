@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import grpc
 
 import streamtrain.ps.rpc.ps_pb2 as pb
+from streamtrain._core import Rows
 from streamtrain.errors import ShardUnavailable
 from streamtrain.periodic import FailureLog
 from streamtrain.ps.push import Push
@@ -273,12 +274,15 @@ class Replication:
         yield copy
         self._shard.sweep()  # which gives rows other ids
         for t, table in enumerate(self._shard.tables):
-            cursor: int | None = 0
-            while cursor is not None:
+            scan = table.rows(_ROWS)
+            rows: Rows | None = None
+            while True:
                 with self._shard.paused():  # what is read follows on exactly the pushes that were recorded before
                     before = self._taken(queue)
-                    cursor, rows = table.scan(cursor, _ROWS)
+                    rows = next(scan, None)
                 yield from (change_record(*one) for one in before)
+                if rows is None:
+                    break
                 yield rows_of(t, rows)
         with self._shard.paused():
             if self._shard.moved != moved:

@@ -14,6 +14,7 @@ from streamtrain.model.spec import shard_slice
 from streamtrain.ps.consistency import Consistency
 from streamtrain.ps.replication.primary import Peer, Place, Replication
 from streamtrain.ps.replication.state_transfer import Generation
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.rpc.control import RemoteControl, is_gone
 from streamtrain.ps.shard import InitialState, Shard
 
@@ -96,6 +97,7 @@ class NodeRole:
         consistency: makes the strategy of a shard.
         pairing: with the other process of the shard; None: it has no backup.
         count: called with the names of events.
+        memory: what the rows of its shards may take; None: all that they need.
 
     Attributes:
         index: of its shard.
@@ -113,8 +115,11 @@ class NodeRole:
         consistency: Callable[[Shard], Consistency],
         pairing: Pairing | None,
         count: Callable[[str], object],
+        *,
+        memory: RowMemory | None = None,
     ) -> None:
         self.index, self.shards, self.map_epoch, self.pairing = index, shards, 0, pairing
+        self.memory = memory
         self.state = NodeState.BACKUP if pairing else NodeState.EMPTY if shards else NodeState.SPARE
         self.generation = Generation(0, 0)
         self.replication: Replication | None = None
@@ -175,7 +180,8 @@ class NodeRole:
                 raise ShardRefused(f"the {what} slice of shard {self.index} has {len(slice_)} floats, not {expected}")
         with self._lock:
             if self.state is NodeState.EMPTY:
-                self._lead(Shard(initial, self.index, self.shards), Generation(time.time_ns(), 1))
+                shard = Shard(initial, self.index, self.shards, memory=self.memory)
+                self._lead(shard, Generation(time.time_ns(), 1))
                 logger.info("shard %d of %d starts run %s", self.index, self.shards, initial.run.id)
             shard, run = self.held()[0], initial.run
             if shard.run.id == run.id and run.topic not in {"", shard.run.topic}:

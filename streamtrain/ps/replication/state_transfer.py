@@ -9,6 +9,7 @@ from streamtrain._core import Rows
 from streamtrain.errors import ShardRefused
 from streamtrain.model.spec import Spec, shard_slice
 from streamtrain.ps.push import Push
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.shard import InitialState, Removal, Run, Shard
 
@@ -57,8 +58,8 @@ def copy_of(shard: Shard, generation: Generation) -> bytes:
     return wire.frame(pb.Record(copy=copy), [dense, np.ascontiguousarray(slots), statistics, *sketches])
 
 
-def shard_of(copy: Any, bulk: memoryview, index: int, shards: int) -> Shard:
-    """A shard without rows, from the copy that a record holds.
+def shard_of(copy: Any, bulk: memoryview, index: int, shards: int, memory: RowMemory | None) -> Shard:
+    """A shard without rows, from the copy that a record holds; its rows may take the memory that is given, if any.
 
     Raises:
         ShardRefused: it is of another shard, or damaged.
@@ -74,7 +75,7 @@ def shard_of(copy: Any, bulk: memoryview, index: int, shards: int) -> Shard:
     initial = InitialState(
         Run(given.run, wire.decode_clock(given.start), given.topic), spec, dense, arrays.floats(of_statistics)
     )
-    shard = Shard(initial, index, shards)
+    shard = Shard(initial, index, shards, memory=memory)
     shard.dense.load(dense, slots, copy.steps)
     for table, length in zip(shard.tables, copy.admission, strict=True):
         if length:

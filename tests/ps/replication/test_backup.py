@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from streamtrain.ps.nodes.shards import RunTemplate
 from streamtrain.ps.push import DenseChange, Push, RowUpdate
 from streamtrain.ps.replication.primary import State
 from streamtrain.ps.replication.state_transfer import Generation, change_record, copy_of, rows_of
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import RemoteControl
 from streamtrain.ps.shard import InitialState, Run, Shard
@@ -98,8 +100,10 @@ def everything(shard: Shard) -> dict[str, Any]:
     return {"rows": rows, "dense": dense([shard]), "stand": shard.progress()}
 
 
-def test_all_is_equal_to_the_bit_though_it_was_pushed_to_while_it_was_copied() -> None:
-    with Paired(1, beginning=SLICES) as pairs:
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+def test_all_is_equal_to_the_bit_though_it_was_pushed_to_while_it_was_copied(tmp_path: Path, on_disk: bool) -> None:
+    memory = RowMemory(1, str(tmp_path), least=1) if on_disk else None
+    with Paired(1, beginning=SLICES, memory=memory) as pairs:
         answered(pairs.shards().agree)
         primary = pairs.wait()
         primary_node, backup = primary.node, pairs.other(primary)
@@ -130,6 +134,9 @@ def test_all_is_equal_to_the_bit_though_it_was_pushed_to_while_it_was_copied() -
         answered(pairs.shards().clocks)
         assert everything(node.shard) == mirrored
         assert node.shard.clock() == clock
+        assert all((table.stats()["rows_on_disk"] > 10_000) == on_disk for table in node.shard.tables)
+    if memory is not None:
+        memory.close()
 
 
 def test_a_backup_knows_the_topic_that_its_primary_adopted_after_it_was_copied() -> None:
