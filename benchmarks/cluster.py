@@ -29,7 +29,8 @@ def measure(args: argparse.Namespace, topology: str) -> dict[str, Any]:
     with Processes() as processes:
         processes.settings(
             {
-                "ps": {"addresses": free_addresses(count), "wire_dtype": args.dtype, "lanes": args.lanes},
+                "ps": {"addresses": free_addresses(count), "wire_dtype": args.dtype, "lanes": args.lanes}
+                | ({"memory": args.memory} if args.memory else {}),
                 "worker": {"batch_size": args.batch, "ahead": args.ahead},
             }
         )
@@ -71,6 +72,7 @@ def main() -> None:
     )
     parser.add_argument("--micro", type=int, help="samples of a micro-batch; default: a batch is one step")
     parser.add_argument("--ahead", type=int, default=1, help="batches that are pulled ahead")
+    parser.add_argument("--memory", help="of a shard's rows, as ps.memory; default: all that they need")
     parser.add_argument("--peer", nargs=argparse.REMAINDER, default=[], help="last: interpreter, script and options")
     args = parser.parse_args()
     args.batches = args.batches or (200 if args.batch >= 1024 else 2000)

@@ -28,6 +28,7 @@ COMMON = {
     "child_process",
     "redis_client",
     "memory",
+    "disk",
     "incarnation",
     "python_source",
 }

@@ -399,7 +399,7 @@ class GainedAhead(NamedTuple):
         try:
             vectors = _read_vectors(chain, sources, spec, index, shards)
             initial = InitialState(_run_of(chain), spec, vectors.dense, vectors.statistics)
-            shard = Shard(initial, index, shards, tables=held.tables)
+            shard = Shard(initial, index, shards, tables=held.tables, memory=held.memory)
             shard.dense.load(vectors.dense, vectors.slots, vectors.steps)
             _resume(shard, chain, sources[0])
         except _DAMAGE as exc:

@@ -1,7 +1,6 @@
 """The process of a parameter server: startup, serve, shutdown."""
 
 import logging
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from streamtrain.cluster.client import SERVICE as COORDINATOR_SERVICE
 from streamtrain.cluster.coordinator import Coordinator
 from streamtrain.cluster.server import CoordinatorServicer
 from streamtrain.cluster.status import POLL_SECONDS
+from streamtrain.disk import rows_folder
 from streamtrain.errors import ConfigError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.memory import freeze_heap
 from streamtrain.metrics.cluster import LeadState, ShardMetrics, ShardState
@@ -26,7 +26,7 @@ from streamtrain.ps.nodes.topology import ShardMap, check_backups, connect_shard
 from streamtrain.ps.replication.failover import open_control
 from streamtrain.ps.replication.primary import Peer
 from streamtrain.ps.replication.roles import NodeState, Pairing
-from streamtrain.ps.row_memory import RowMemory, file_system
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.rpc import wire
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS
 from streamtrain.ps.rpc.registry import register
@@ -35,7 +35,7 @@ from streamtrain.ps.shard import Shard
 from streamtrain.publish.lease import LeaseWatch
 from streamtrain.publish.opening import open_dictionaries, open_redis
 from streamtrain.publish.shard_publisher import ShardPublisher
-from streamtrain.settings.groups import ConsistencySettings, PsSettings, Settings
+from streamtrain.settings.groups import ConsistencySettings, Settings
 from streamtrain.shutdown import step
 from streamtrain.store.checkpoint.epochs import Epochs
 
@@ -94,20 +94,6 @@ def strategy(settings: ConsistencySettings, workers: int) -> Callable[[Shard], C
     return Async
 
 
-def row_memory(settings: PsSettings) -> RowMemory | None:
-    """What the rows of a process may take; None: all that they need.
-
-    Raises:
-        ConfigError: there is no disk where the others would be.
-    """
-    if settings.memory is None:
-        return None
-    folder = settings.disk or tempfile.gettempdir()
-    if (kind := file_system(folder)) in {"tmpfs", "ramfs"}:
-        raise ConfigError(f"{folder} is itself in memory ({kind}); set ps.disk to a folder on a disk")
-    return RowMemory(settings.memory, folder)
-
-
 class PsProcess:
     """One shard, served.
 
@@ -140,7 +126,9 @@ class PsProcess:
             raise ConfigError("--backup needs ps.backups, the addresses of the backups of all shards")
         security = Security.from_settings(settings.security)
         kept = settings.checkpoint.url
-        self._memory = memory = row_memory(settings.ps)
+        budget = settings.ps.memory
+        memory = RowMemory(budget, rows_folder(settings.ps.disk, "ps.disk")) if budget else None
+        self._memory = memory
         checkpoints = CheckpointWriter(Epochs(kept), self._count, memory) if kept else None
         self._redis = open_redis(settings.publish)
         publisher = ShardPublisher(open_dictionaries(self._redis, settings.publish)) if self._redis else None

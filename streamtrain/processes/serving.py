@@ -17,6 +17,7 @@ from typing import Any
 from streamtrain.address import Hosts, binding, parse_address, parse_listener
 from streamtrain.cluster.client import CoordinatorClient, Heartbeat
 from streamtrain.cluster.members import SERVER
+from streamtrain.disk import RowsOnDisk, rows_folder
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.memory import has_room_for_standby
 from streamtrain.metrics import registry as endpoint
@@ -418,10 +419,13 @@ def follow(model: Model, settings: Settings, graph: Graph | None = None) -> Regi
         graph: of the model, if there is one already; else it is traced, which takes most of a process's start.
 
     Raises:
-        ConfigError: there is no Redis in which rows can be looked up.
+        ConfigError: there is no Redis in which rows can be looked up, or no disk for them.
     """
     chosen, every, version = settings.serve, settings.publish.every, _version(settings.serve.version)
     caches = chosen.lookup == "cache"
+    disk = None
+    if chosen.lookup == "disk":
+        disk = RowsOnDisk(chosen.cache_bytes, rows_folder(chosen.disk, "serve.disk"))
     checkpoints = CheckpointOrigin(settings.checkpoint.url, model.name) if settings.checkpoint.url else None
     if settings.publish.url:
         published = _model(settings.publish)
@@ -433,6 +437,7 @@ def follow(model: Model, settings: Settings, graph: Graph | None = None) -> Regi
             limit=chosen.resident,
             hold=leases.loading,
             cache_bytes=chosen.cache_bytes if caches else None,
+            disk=disk,
             resident_changed=leases.changed,
             graph=graph,
         )
@@ -444,7 +449,8 @@ def follow(model: Model, settings: Settings, graph: Graph | None = None) -> Regi
     if caches:
         raise ConfigError("serve.lookup = cache looks rows up in Redis: set publish.url")
     assert checkpoints is not None  # else `check_serving` has raised
-    return RegistryUpdater(Registry(model, checkpoints, limit=chosen.resident, graph=graph), serve=version, every=every)
+    registry = Registry(model, checkpoints, limit=chosen.resident, disk=disk, graph=graph)
+    return RegistryUpdater(registry, serve=version, every=every)
 
 
 def _version(text: str) -> Version | None:

@@ -1,15 +1,11 @@
 """The memory that the rows of a process may take, divided between its tables; all other rows are on disk."""
 
 import logging
-import os
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamtrain._core import Table
-from streamtrain.errors import ConfigError
 from streamtrain.periodic import FailureLog, PeriodicTask
 
 if TYPE_CHECKING:
@@ -45,16 +41,9 @@ class RowMemory:
         budget: in bytes.
         folder: where rows are that have no room. Files there have no names: they go with the process.
         least: bytes that a table gets in any case.
-
-    Raises:
-        ConfigError: no files can be made there.
     """
 
     def __init__(self, budget: float, folder: str, *, least: int = _LEAST) -> None:
-        try:
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as exc:
-            raise ConfigError(f"no files for rows can be made in {folder}: {exc.strerror}") from exc
         self._budget, self._folder, self._least = int(budget), folder, least
         self._shards: weakref.WeakSet[Shard] = weakref.WeakSet()
         self._failures = FailureLog()
@@ -120,14 +109,3 @@ def shares(needs: Sequence[Need], budget: int, least: int = _LEAST) -> list[int]
         given[i] = max(min(needs[i].all, left // many), needs[i].least, least)
         left, many = max(0, left - given[i]), many - 1
     return [share + left // len(needs) for share in given]
-
-
-def file_system(folder: str) -> str:
-    """The type of the file system of a folder, such as "ext4"; "": unknown."""
-    try:
-        device = os.stat(folder).st_dev
-        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return ""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    return next((line[line.index("-") + 1] for line in reversed(mounts) if line[2] == number), "")

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _SCANNED_ROWS = 1 << 16
 _SCANNED_KEYS = 1 << 17
 _SWEPT_ROWS = 1 << 14
-_SCANS = 8  # that are under way
+_SCAN_SECONDS = 60.0  # until a scan with which nobody goes on is given up: rows cannot leave memory before it
 HASH_SLOTS = 1 << 16
 
 
@@ -146,6 +146,7 @@ class Shard:
         replicator: replicates pushes to a backup; None: no backup. Set before the first push.
         spec: of the model, with the learning rates in force (`set_rates`).
         rates: these learning rates.
+        memory: what its rows may take; None: all that they need.
         moved: how often rows may have got other ids, as of within `paused`: what was scanned meanwhile may miss some.
     """
 
@@ -180,7 +181,7 @@ class Shard:
         self._idle: set[int] = set()  # partitions that their workers have read to the end
         self._refusals: dict[int, Refusals] = {}
         self._predictions: dict[int, bytes] = {}
-        self._scans: dict[int, Iterator[Rows]] = {}  # by cursor
+        self._scans: dict[int, tuple[Iterator[Rows], float]] = {}  # by cursor, with their ends
         self._cursors = itertools.count(1)
         self._lock = threading.Condition()
         self._barrier = _PushBarrier()
@@ -188,6 +189,7 @@ class Shard:
         self._broken: str | None = None
         self._retired: str | None = None
         self._fenced: str | None = None
+        self.memory = memory
         if memory is not None:
             memory.add(self)
 
@@ -272,6 +274,9 @@ class Shard:
             while self._barrier.blocks(push.spans):
                 self._lock.wait(self._barrier.until - time.monotonic())
             self.check()
+            for cursor, (_, end) in [*self._scans.items()]:
+                if time.monotonic() > end:
+                    self._scans.pop(cursor, None)
             outcome = self._clock.judge(push.spans)
             self.pushes[outcome] += 1
             if outcome is not PushOutcome.APPLIED:
@@ -506,14 +511,14 @@ class Shard:
         """Keys of some rows, uint64 [n], from a cursor on, 0 at first; and the next cursor, None at the end.
 
         Raises:
-            ShardRefused: unknown table, or too many have begun since.
+            ShardRefused: unknown table, or nobody has gone on for a while.
         """
         self.check()
         if not cursor:
             self.sweep()
             scan = self._table(table).rows(_SCANNED_KEYS)
         elif (known := self._scans.pop(cursor, None)) is not None:
-            scan = known
+            scan, _ = known
         else:
             raise ShardRefused(f"there is no scan at {cursor}; begin again", "mismatch")
         rows = next(scan, None)
@@ -521,9 +526,7 @@ class Shard:
             return np.empty(0, np.uint64), None
         with self._lock:
             after = next(self._cursors)
-            self._scans[after] = scan
-            for old in [*self._scans][:-_SCANS]:
-                self._scans.pop(old, None)
+            self._scans[after] = scan, time.monotonic() + _SCAN_SECONDS
         return rows.keys.copy(), after
 
     def _table(self, name: str) -> Table:

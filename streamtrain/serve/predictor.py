@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamtrain._core import Plan, TensorSamples
+from streamtrain.disk import RowsOnDisk
 from streamtrain.errors import BadSample, PublicationCorrupt, PublicationError, SampleError
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
@@ -70,6 +71,7 @@ class Predictor:
         name: str,
         *,
         cache_bytes: int | None = None,
+        disk: RowsOnDisk | None = None,
     ) -> "Predictor":
         """Loads a publication, and warms it, so that the first requests are not slow.
 
@@ -80,6 +82,7 @@ class Predictor:
             publication: a version or the head.
             name: of the predictor.
             cache_bytes: of a cache, which starts empty; None: all rows are loaded.
+            disk: for those that have no room in memory, if all are loaded; None: they are in memory.
 
         Raises:
             OriginUnavailable: the origin does not answer.
@@ -88,7 +91,7 @@ class Predictor:
         """
         tables = [table.name for table in model.schema.tables]
         if cache_bytes is None:
-            replica = Replica(publication, tables, graph.tensors)
+            replica = Replica(publication, tables, graph.tensors, disk)
             replica.complete(*origin.load(publication, replica.take))
             predictor = cls(model, graph, replica, name)
         elif isinstance(origin, LookupOrigin):

@@ -9,9 +9,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
+from streamtrain.disk import RowsOnDisk
 from streamtrain.errors import ConfigError, NothingBefore, PublicationCorrupt, PublicationMismatch, PublicationMissing
 from streamtrain.logs import LogThrottle
 from streamtrain.model.model import Model
@@ -36,6 +37,7 @@ class Registry:
         limit: versions that are loaded at the same time, in addition to the head; those served longest ago are dropped.
         hold: a context that keeps a version from being deleted while it is loaded.
         cache_bytes: memory for cached rows of each, the others being looked up; None: all rows are loaded.
+        disk: for rows of each that have no room in memory, if all are loaded; None: they are in memory.
         resident_changed: called with the numbers of the loaded versions when they change, 0 for the head; it blocks
             swaps.
         graph: of the model, if it is traced already; None: it is built and traced here.
@@ -49,6 +51,7 @@ class Registry:
         limit: int = 2,
         hold: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext,
         cache_bytes: int | None = None,
+        disk: RowsOnDisk | None = None,
         resident_changed: Callable[[frozenset[int]], object] = lambda versions: None,
         graph: Graph | None = None,
     ) -> None:
@@ -57,7 +60,7 @@ class Registry:
         self.model = model
         self.origin = origin
         self.limit = limit
-        self._cache_bytes = cache_bytes
+        self._cache_bytes, self._disk = cache_bytes, disk
         self.swaps = {"promote": 0, "rollback": 0, "step": 0, "reload": 0}
         self.refused = 0
         self._throttle, self._logged = LogThrottle(), ""
@@ -243,9 +246,8 @@ class Registry:
                 raise PublicationMissing(f"{what} in {origin.name}")
             self._check(publication)
             with contextlib.nullcontext() if version == HEAD else self._hold(version):
-                predictor = Predictor.load(
-                    self.model, self.graph, origin, publication, str(version), cache_bytes=self._cache_bytes
-                )
+                holds: Any = {"cache_bytes": self._cache_bytes, "disk": self._disk}
+                predictor = Predictor.load(self.model, self.graph, origin, publication, str(version), **holds)
             if version != HEAD:
                 self._alive[version] = predictor
             return predictor

@@ -146,8 +146,11 @@ class ServeSettings(SettingsGroup):
         max_requests: concurrent prediction requests; more are refused.
         max_connections: open connections; more are refused.
         receive_timeout: seconds to receive a request, and to have a response read.
-        lookup: "replica": all rows are loaded; "cache": rows are looked up in Redis, and recent ones kept.
-        cache_bytes: size of the cache of rows, for the head and for each version.
+        lookup: "replica": all rows are loaded; "cache": rows are looked up in Redis, and recent ones kept; "disk": all
+            rows are loaded, and those that have no room in memory are on disk.
+        cache_bytes: memory for rows, with "cache" or "disk", for the head and for each version.
+        disk: folder for rows on disk, with "disk". Files there have no names, and go with the process. None: that for
+            temporary files.
         processes: serving processes that share the address.
         standby: whether an extra process, with the model loaded, waits to replace one of several that dies, where
             memory allows; `up` goes by up.standby.
@@ -178,8 +181,9 @@ class ServeSettings(SettingsGroup):
     max_requests: Annotated[Count, Field(ge=1)] = 1024
     max_connections: Annotated[Count, Field(ge=1)] = 4096
     receive_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
-    lookup: Literal["replica", "cache"] = "replica"
+    lookup: Literal["replica", "cache", "disk"] = "replica"
     cache_bytes: Annotated[Count, Field(ge=1 << 20)] = 1 << 30
+    disk: PathText | None = None
     processes: Annotated[Count, Field(ge=1, le=1024)] = 1
     standby: Flag = True
     threads: Annotated[Count, Field(ge=0, le=1024)] = 1

@@ -23,9 +23,9 @@ __all__ = ["DEFAULT_FILE", "PREFIX", "Settings", "load_settings", "settings_with
 DEFAULT_FILE = Path("streamtrain.toml")
 PREFIX = "STREAMTRAIN_"
 
-# Variables that are not settings: the servers that the tests require, which processes started by tests inherit; and the
-# build of the native core to load (_native/bind_arch.cc).
-_NOT_SETTINGS = frozenset({f"{PREFIX}REQUIRE", f"{PREFIX}ARCH"})
+# Variables that are not settings: the servers that the tests require, which processes started by tests inherit; the
+# build of the native core to load (_native/bind_arch.cc); and whether it reads rows by threads (_native/blocks.cc).
+_NOT_SETTINGS = frozenset({f"{PREFIX}REQUIRE", f"{PREFIX}ARCH", f"{PREFIX}NO_IO_URING"})
 
 # Variables that Kubernetes sets for a service whose name begins with "streamtrain".
 _SERVICE_LINK = re.compile(
@@ -156,13 +156,15 @@ _NEEDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("gate.auc_drop gate.loss_rise gate.calibration gate.min_samples gate.non_finite", "publish.url", ()),
     ("compare.block compare.keep compare.slices", "publish.url", ()),
     ("ps.backup_patience", "ps.backups", ()),
+    ("ps.disk", "ps.memory", ()),
     ("coordinator.listen coordinator.metrics", "coordinator.address", ()),
     ("join.labels join.keep join.metrics", "join.impressions", ()),
     ("stream.late", "stream.late_after", ()),
     ("stream.registry stream.schema_file", "stream.format", ("avro", "protobuf")),
     ("stream.registry_config", "stream.registry", ()),
     ("serve.traffic serve.routing_key", "publish.url", ()),
-    ("serve.cache_bytes", "serve.lookup", ("cache",)),
+    ("serve.cache_bytes", "serve.lookup", ("cache", "disk")),
+    ("serve.disk", "serve.lookup", ("disk",)),
     ("serve.log_sample serve.log_own_ids", "serve.log", ()),
 )
 """Settings, the setting without which they have no effect, and the values that it needs; none: any."""

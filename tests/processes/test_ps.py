@@ -28,7 +28,7 @@ from tests.patience import PATIENCE
 from tests.patience import until as wait_until
 from tests.ports import free_ports
 from tests.probes import probe
-from tests.ps.counting import assert_exact, plan_of
+from tests.ps.counting import Log, assert_exact, plan_of
 from tests.ps.served import COUNTING
 
 ROOT = Path(__file__).parent.parent.parent
@@ -111,7 +111,8 @@ def start() -> Iterator[Callable[..., Process]]:
 class Worker:
     """Learns the log by a client, and goes back when it must, as a real one does."""
 
-    def __init__(self, addresses: list[str], name: str = "w", channels: Any = None) -> None:
+    def __init__(self, addresses: list[str], name: str = "w", channels: Any = None, log: Log = LOG) -> None:
+        self._log = log
         self.channels: Any = channels or [
             (grpc.insecure_channel(address, options=CHANNEL_OPTIONS), address) for address in addresses
         ]
@@ -123,16 +124,16 @@ class Worker:
         self.rewind()
 
     def rewind(self) -> None:
-        self._cursor.rewind(LOG, patiently(self.shards.clocks, Retry(give_up=PATIENCE), threading.Event()))
+        self._cursor.rewind(self._log, patiently(self.shards.clocks, Retry(give_up=PATIENCE), threading.Event()))
 
-    def learn(self, most: int) -> None:
+    def learn(self, most: int, batch: int = 50) -> None:
         """All partitions, up to an offset."""
-        while spans := self._cursor.next(Ends(dict.fromkeys(LOG, most)), 50):
+        while spans := self._cursor.next(Ends(dict.fromkeys(self._log, most)), batch):
             if not self._push(spans):
                 self.rewind()
 
     def _push(self, spans: list[Span]) -> bool:
-        plan = plan_of(LOG, spans, len(self.channels))
+        plan = plan_of(self._log, spans, len(self.channels))
         ones = np.full(7, plan.samples, np.float32)
         gradients = -plan.counts(0).astype(np.float32)
         pushing = self._client.push(plan, gradients, -ones[:5], ones[:2], spans=spans, watermark=0)
@@ -205,6 +206,35 @@ def test_life_of_two_shards(tmp_path: Path, start: Callable[..., Process]) -> No
     assert time.monotonic() - began < PATIENCE / 2
     assert_each_exact(restored(place, max(Epochs(place).numbers()), 2), LOG)
     assert not any("Traceback" in line for process in processes for line in process.said)
+
+
+@pytest.mark.parametrize("environment", [{}, {"STREAMTRAIN_NO_IO_URING": "1"}], ids=["io_uring", "threads"])
+def test_more_rows_than_memory(tmp_path: Path, start: Callable[..., Process], environment: dict[str, str]) -> None:
+    """Those that have no room are on disk, also after kill -9, and nobody cleans up after it."""
+    addresses, log = free_addresses(1), some_log(2, 50_000, ids=200_000)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def begin() -> Process:
+        settings = ("--set", "ps.memory=1MB", "--set", f"ps.disk={disk}")
+        place = saving(tmp_path / "epochs")
+        return start("--index", "0", "--ps", addresses[0], *settings, *place, **environment).serving()
+
+    process = begin()
+    worker = Worker(addresses, log=log)
+    worker.learn(40_000, batch=5_000)
+    wait_for_epoch(str(tmp_path / "epochs"), worker, 40_000)
+    process.end(signal.SIGKILL)
+    begin()
+    worker.learn(50_000, batch=5_000)
+    number = wait_for_epoch(str(tmp_path / "epochs"), worker, 50_000)
+    (table,) = RemoteControl(*worker.channels[0]).status().tables
+    assert table.rows == len({one for samples in log.values() for sample in samples for one in sample})
+    assert table.rows_on_disk > table.rows / 2
+    assert table.disk_bytes
+    assert_exact(restored(str(tmp_path / "epochs"), number, 1), log)
+    worker.close()
+    assert not list(disk.iterdir())
 
 
 def test_service_set_by_the_environment(tmp_path: Path, start: Callable[..., Process]) -> None:

@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamtrain.errors import ConfigError, ShardBroken
+from streamtrain.errors import ShardBroken, ShardRefused
 from streamtrain.model.spec import Spec
-from streamtrain.processes.ps import row_memory
 from streamtrain.ps.clock import PushOutcome, Span
-from streamtrain.ps.row_memory import Need, RowMemory, file_system, shares
+from streamtrain.ps.row_memory import Need, RowMemory, shares
 from streamtrain.ps.shard import InitialState, Run, Shard, scan_rows
-from streamtrain.settings.groups import PsSettings
 from tests.checkpoint.saved import Cluster, assert_each_exact
 from tests.patience import until
 from tests.ps.counting import DENSE, SPEC, assert_exact, key, pushes
@@ -103,6 +101,22 @@ def test_all_rows_are_met_while_others_are_used(memory: RowMemory) -> None:
     assert keys == every
 
 
+def test_a_scan_that_nobody_goes_on_with_is_given_up(memory: RowMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then, rows do not leave memory that it has not met."""
+    monkeypatch.setattr("streamtrain.ps.shard._SCANNED_KEYS", 100)
+    shard = shard_with(memory)
+    learn(shard, 0, 50_000)
+    begun, others = (shard.keys("ids", 0)[1] for _ in range(2))
+    assert begun is not None
+    assert others is not None
+    monkeypatch.setattr("streamtrain.ps.shard._SCAN_SECONDS", -1.0)
+    _, going_on = shard.keys("ids", begun)
+    learn(shard, 50_000, len(LOG[0]))
+    with pytest.raises(ShardRefused, match=f"there is no scan at {going_on}; begin again"):
+        shard.keys("ids", going_on or 0)
+    assert shard.keys("ids", others)[1] is not None
+
+
 def test_memory_moves_to_the_table_that_needs_it(tmp_path: Path) -> None:
     two = {**vars(SPEC), "tables": (SPEC.tables[0], {**SPEC.tables[0], "name": "others"})}
     memory = RowMemory(3 * MB, str(tmp_path))
@@ -161,16 +175,3 @@ def test_rows_that_cannot_be_written_are_said_once(
     said = f"rows stay in memory, as they cannot be written to {tmp_path}: writing rows to disk: File too large"
     assert caplog.messages == [said, f"rows are written to {tmp_path} again"]
     assert_exact([shard], LOG)
-
-
-def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no files for rows can be made in .*/none: No such file or directory"):
-        RowMemory(MB, str(tmp_path / "none"))
-
-
-def test_a_folder_in_memory_is_refused() -> None:
-    assert row_memory(PsSettings()) is None
-    if file_system("/dev/shm") != "tmpfs":
-        pytest.skip("there is no tmpfs at /dev/shm")
-    with pytest.raises(ConfigError, match=r"/dev/shm is itself in memory \(tmpfs\); set ps.disk to a folder on a disk"):
-        row_memory(PsSettings(memory=MB, disk="/dev/shm"))

@@ -1,12 +1,15 @@
-"""The contract of what holds a publication's rows: replicas, and caches from such that hold nearly nothing on."""
+"""The contract of what holds a publication's rows: replicas, on disk or not, and caches, down to such of no room."""
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from streamtrain._core import hash_bytes
+from streamtrain.disk import RowsOnDisk
 from streamtrain.errors import PublicationCorrupt
 from streamtrain.serve.graph import Graph
 from streamtrain.serve.predictor import Predictor
@@ -18,7 +21,7 @@ from tests.serve.redis_published import NO_KEYS, RedisPublished
 
 MODEL = counted()
 SAMPLES = [{"user": user} for user in [*USERS, "never"]]
-HOLDERS = {"replica": None, "cache": 1 << 20, "tiny cache": 1}
+HOLDERS = {"replica": {}, "cache": {"cache_bytes": 1 << 20}, "tiny cache": {"cache_bytes": 1}, "disk": {}}
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +37,19 @@ def published(redis_url: str) -> Iterator[RedisPublished]:
 
 
 @pytest.fixture(params=HOLDERS)
-def cache_bytes(request: pytest.FixtureRequest) -> int | None:
-    return HOLDERS[request.param]
+def holds(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options of a predictor that say where it has rows: on disk nearly all of them."""
+    if request.param != "disk":
+        return HOLDERS[request.param]
+    monkeypatch.setattr("streamtrain.serve.rows.replica._LEAST", 1)
+    return {"disk": RowsOnDisk(1, str(tmp_path))}
 
 
-def load(published: RedisPublished, graph: Graph, cache_bytes: int | None, version: int | None = None) -> Predictor:
+def load(published: RedisPublished, graph: Graph, holds: dict[str, Any], version: int | None = None) -> Predictor:
     publication = published.origin.find(version)
     assert publication is not None
     name = "head" if version is None else str(version)
-    return Predictor.load(MODEL, graph, published.origin, publication, name, cache_bytes=cache_bytes)
+    return Predictor.load(MODEL, graph, published.origin, publication, name, **holds)
 
 
 def follow(published: RedisPublished, predictor: Predictor) -> None:
@@ -55,9 +62,9 @@ def expected(number: int, missing: int = 0) -> list[list[float]]:
     return [[1000.0 * number]] * missing + [[1001.0 * number]] * (len(USERS) - missing) + [[1000.0 * number]]
 
 
-def test_a_head_that_is_followed(published: RedisPublished, graph: Graph, cache_bytes: int | None) -> None:
+def test_a_head_that_is_followed(published: RedisPublished, graph: Graph, holds: dict[str, Any]) -> None:
     published.publish(1, full=True)
-    predictor = load(published, graph, cache_bytes)
+    predictor = load(published, graph, holds)
     assert predictor.predict(SAMPLES).tolist() == expected(1)
     published.publish(2)
     follow(published, predictor)
@@ -69,9 +76,9 @@ def test_a_head_that_is_followed(published: RedisPublished, graph: Graph, cache_
     assert predictor.predict(SAMPLES).tolist() == [[3000.0]] * 2 + [[3002.0]] * 18 + [[3000.0]]
 
 
-def test_rows_that_come_back(published: RedisPublished, graph: Graph, cache_bytes: int | None) -> None:
+def test_rows_that_come_back(published: RedisPublished, graph: Graph, holds: dict[str, Any]) -> None:
     published.publish(1, full=True)
-    predictor = load(published, graph, cache_bytes)
+    predictor = load(published, graph, holds)
     published.publish(2, KEYS[5:], KEYS[:5].tolist())
     follow(published, predictor)
     assert predictor.predict(SAMPLES).tolist() == expected(2, missing=5)
@@ -82,20 +89,20 @@ def test_rows_that_come_back(published: RedisPublished, graph: Graph, cache_byte
 
 
 def test_what_is_committed_but_not_yet_in_the_dictionary(
-    published: RedisPublished, graph: Graph, cache_bytes: int | None
+    published: RedisPublished, graph: Graph, holds: dict[str, Any]
 ) -> None:
     published.publish(1, full=True)
     published.publish(2, KEYS[3:], KEYS[:3].tolist(), applied=False)
-    predictor = load(published, graph, cache_bytes)
+    predictor = load(published, graph, holds)
     assert predictor.predict(SAMPLES).tolist() == expected(2, missing=3)
 
 
-def test_a_version_stays(published: RedisPublished, graph: Graph, cache_bytes: int | None) -> None:
+def test_a_version_stays(published: RedisPublished, graph: Graph, holds: dict[str, Any]) -> None:
     published.publish(1, full=True)
     published.publish(2)
     published.versions.make("ann")
     published.publish(3)
-    predictor = load(published, graph, cache_bytes, version=1)
+    predictor = load(published, graph, holds, version=1)
     assert predictor.predict(SAMPLES).tolist() == expected(2)
     published.publish(4, NO_KEYS, KEYS.tolist())
     assert predictor.predict(SAMPLES).tolist() == expected(2)
@@ -103,7 +110,7 @@ def test_a_version_stays(published: RedisPublished, graph: Graph, cache_bytes: i
 
 def test_ids_are_counted(published: RedisPublished, graph: Graph) -> None:
     published.publish(1, full=True)
-    predictors = [load(published, graph, cache_bytes) for cache_bytes in (None, 1 << 20)]
+    predictors = [load(published, graph, holds) for holds in ({}, {"cache_bytes": 1 << 20})]
     never = np.array([hash_bytes(b"never")], np.uint64)
     plan = MODEL.planner(1).plan(np.append(KEYS, never), np.array([0, 21]), np.array([[0, 21]], np.int32), np.zeros(1))
     for predictor in predictors:
@@ -112,12 +119,12 @@ def test_ids_are_counted(published: RedisPublished, graph: Graph) -> None:
 
 
 def test_no_answer_mixes_publications(
-    published: RedisPublished, graph: Graph, cache_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+    published: RedisPublished, graph: Graph, holds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head moves on by half of the rows while two threads predict; every answer is of one publication."""
     monkeypatch.setattr(loaded, "PART_ROWS", 3)
     published.publish(1, full=True)
-    first = load(published, graph, cache_bytes)
+    first = load(published, graph, holds)
     if isinstance(first.loaded, Cache):
         first.loaded._patience = 60.0
     predictors = [first, Predictor(MODEL, graph, first.loaded, "head")]
@@ -169,10 +176,10 @@ def test_no_answer_mixes_publications(
     ],
 )
 def test_a_bad_step_changes_nothing(
-    published: RedisPublished, graph: Graph, cache_bytes: int | None, change: RowChange, message: str
+    published: RedisPublished, graph: Graph, holds: dict[str, Any], change: RowChange, message: str
 ) -> None:
     published.publish(1, full=True)
-    predictor = load(published, graph, cache_bytes)
+    predictor = load(published, graph, holds)
     publication: Publication = predictor.publication
     with pytest.raises(PublicationCorrupt, match=message):
         predictor.apply(PublicationStep(publication, weights(2), [change]))

@@ -7,13 +7,15 @@ end of that aside come at once. A second copy of all rows would do the same for 
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain._core import Plan, Table
+from streamtrain.disk import RowsOnDisk
 from streamtrain.errors import PublicationCorrupt
 from streamtrain.serve.rows.row_store import (
     Checksums,
@@ -28,6 +30,8 @@ from streamtrain.store.publication import Floats, Publication, PublicationStep, 
 from streamtrain.store.redis.codec import Codec, checksums
 
 _SUMMED_IDS = 1 << 16
+_INDEX_BYTES = 17  # of a row, be it in memory or on disk
+_LEAST = 1 << 20  # bytes of memory for a table with rows on disk
 
 
 class Replica:
@@ -37,14 +41,32 @@ class Replica:
         publication: that is going to be loaded.
         tables: names of the tables, in the order of the plans.
         convert: converts weights to what readers get.
+        disk: where rows are that have no room in memory; None: all are in memory.
 
     Raises:
         PublicationCorrupt: its spec cannot be used.
     """
 
-    def __init__(self, publication: Publication, tables: list[str], convert: Callable[[Weights], Any]) -> None:
+    def __init__(
+        self,
+        publication: Publication,
+        tables: list[str],
+        convert: Callable[[Weights], Any],
+        disk: RowsOnDisk | None = None,
+    ) -> None:
         self._shape = PublicationSchema(publication)
         self._tables = {name: self._shape.table(name) for name in tables}
+        self._has_disk = disk is not None
+        if disk is not None:
+            of_rows = {
+                name: (table.stats()["row_bytes"] + _INDEX_BYTES) * publication.rows.get(name, 0)
+                for name, table in self._tables.items()
+            }
+            share = disk.memory / max(1, sum(of_rows.values()))
+            for name, nbytes in of_rows.items():
+                memory = max(_LEAST, int(share * nbytes))
+                self._tables[name] = self._shape.table(name, memory=memory, folder=disk.folder)
+        self._fault = ""
         self._convert = convert
         self.publication = publication
         self._tensors: Any = None
@@ -54,7 +76,7 @@ class Replica:
 
     @property
     def fault(self) -> str:
-        return ""
+        return self._fault
 
     @property
     def rows(self) -> dict[str, int]:
@@ -98,17 +120,27 @@ class Replica:
         for change in step.changes:
             self._shape.check(change)
         with self._stepping:
-            for change in step.changes:
-                self._write(change)
+            with self._reading():
+                for change in step.changes:
+                    self._write(change)
             with self._lock:
                 self.publication, self._tensors, self._aside = step.publication, tensors, {}
 
     def read(self, plans: list[Plan]) -> View:
-        with self._lock:
+        with self._lock, self._reading():
             return View(self.publication, self._tensors, [self._rows(plan) for plan in plans])
 
-    def read_at_once(self, plans: list[Plan]) -> View:
-        return self.read(plans)
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Of rows: what is damaged on disk is gone, and all has to be loaded again."""
+        try:
+            yield
+        except RuntimeError as exc:
+            self._fault = f"rows cannot be read: {exc}"
+            raise PublicationCorrupt(f"{describe(self.publication)}: {self._fault}") from exc
+
+    def read_at_once(self, plans: list[Plan]) -> View | None:
+        return None if self._has_disk else self.read(plans)
 
     def found(self, plan: Plan) -> dict[str, tuple[int, int]]:
         keys = {name: plan.keys(t) for t, name in enumerate(self._tables)}
@@ -149,12 +181,14 @@ class Replica:
 
 
 def _sum_of(table: Table) -> TableSum:
-    cursor: int | None = 0
     count, total, codec = 0, 0, Codec("float32", table.dim)
-    while cursor is not None:
-        cursor, rows = table.scan(cursor, _SUMMED_IDS)
-        count += len(rows)
-        total += int(checksums(rows.keys, codec.encode(rows.embeddings)).sum(dtype=np.uint64))
+    table.begin_snapshot()  # as reading may take rows from disk into memory meanwhile, and others the other way
+    try:
+        while (rows := table.read_snapshot(_SUMMED_IDS)) is not None:
+            count += len(rows)
+            total += int(checksums(rows.keys, codec.encode(rows.embeddings)).sum(dtype=np.uint64))
+    finally:
+        table.end_snapshot()
     return TableSum(count, total % 2**64)
 
 

@@ -116,9 +116,15 @@ class PublicationSchema:
             one["name"]: {name: one[name] for name in _ROW_OPTIONS if name in one} for one in self._spec.tables
         }
 
-    def table(self, name: str, capacity: int = 0) -> Table:
-        """An empty table without optimizer state; it returns the initial value of missing rows."""
-        return Table(**self._tables[name], optimizer="sgd", rate=1.0, capacity=capacity)
+    def table(self, name: str, capacity: int = 0, **disk: Any) -> Table:
+        """An empty table without optimizer state; it returns the initial value of missing rows.
+
+        Args:
+            name: of the table.
+            capacity: rows at most; 0: any number.
+            disk: options of a table with rows on disk.
+        """
+        return Table(**self._tables[name], optimizer="sgd", rate=1.0, capacity=capacity, **disk)
 
     def check(self, change: RowChange) -> None:
         """Raises PublicationCorrupt for rows that are not finite, or do not match their table."""
