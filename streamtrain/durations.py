@@ -44,7 +44,7 @@ def parse_size(value: str, name: str) -> float:
     >>> parse_size("50MB", "--rate")
     50000000.0
     """
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*(B|kB|MB|GB)\s*", value)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*(B|kB|MB|GB)\s*", value) if isinstance(value, str) else None
     size = float(match[1]) * _BYTES[match[2]] if match else 0.0
     if not size:
         raise ConfigError(f'{name} must be a positive size such as "50MB" or "1.5GB", not {value!r}')

@@ -4,6 +4,7 @@ import logging
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from streamtrain._core import birth, hash_bytes, shards_of
 from streamtrain.checkpoint.shard_state import load_shards, read_spec, save_shards
+from streamtrain.disk import rows_folder
+from streamtrain.durations import parse_size
 from streamtrain.errors import BadSample, ConfigError, SampleError, ShardBroken, ShardRefused
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
@@ -27,6 +30,7 @@ from streamtrain.ps.client import Client, total_stats
 from streamtrain.ps.clock import Progress, PushOutcome, Span
 from streamtrain.ps.consistency import Async
 from streamtrain.ps.push import PushStats
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.rows_of_ids import Sought, take_away
 from streamtrain.ps.session import LocalSession
 from streamtrain.ps.shard import InitialState, Run, Shard
@@ -92,6 +96,9 @@ class Learner:
         future_after: seconds that the event time of samples to learn may be ahead of `now`; None: any. The clock stands
             in for the timestamp that a stream has for each message.
         now: seconds since the epoch.
+        memory: what rows may take in memory, with their indexes, such as "8GB"; other rows are on disk. None: all are
+            in memory.
+        disk: folder for rows on disk; None: that for temporary files. Its files have no names, and go with the process.
         graphs: compiled graphs to share between learners whose models differ in their rates only; None: its own.
 
     Attributes:
@@ -119,6 +126,8 @@ class Learner:
         window: int = 100_000,
         future_after: float | None = FUTURE_AFTER,
         now: Callable[[], float] = time.time,
+        memory: str | None = None,
+        disk: str | None = None,
         graphs: GraphCache | None = None,
     ) -> None:
         for option, value, most in (("batch_size", batch_size, 1 << 20), ("shards", shards, MAX_SHARDS)):
@@ -127,6 +136,9 @@ class Learner:
         self.model = model
         self.batch_size = batch_size
         self._lock = threading.RLock()  # reentrant, as a signal handler may call save
+        self._memory = RowMemory(parse_size(memory, "memory"), rows_folder(disk, "disk")) if memory else None
+        if self._memory is not None:
+            weakref.finalize(self, self._memory.close)
         self._broken = ""
         self._step = Step(model)
         self._micro = None
@@ -165,6 +177,7 @@ class Learner:
                 ),
                 i,
                 count,
+                memory=self._memory,
             )
             for i in range(count)
         ]
@@ -398,6 +411,8 @@ class Learner:
         shards: int = 1,
         window: int = 100_000,
         future_after: float | None = FUTURE_AFTER,
+        memory: str | None = None,
+        disk: str | None = None,
         evolve: bool = False,
         allow: Collection[str] = (),
     ) -> "Learner":
@@ -413,6 +428,8 @@ class Learner:
             shards: see Learner.
             window: see Learner.
             future_after: see Learner.
+            memory: see Learner.
+            disk: see Learner.
             evolve: whether the model may have changed: rows, weights and optimizer state are kept where they fit, and
                 the rest begins anew; see docs/change.md.
             allow: what may be lost by that: "drop" the rows of tables that the model no longer has, "truncate" rows
@@ -427,8 +444,10 @@ class Learner:
             raise ConfigError(f"load takes the path of the checkpoint, then the model, not {path!r} and {model!r}")
         if not evolve:
             model = model.with_defaults_of(read_spec(path))
-        learner = cls(model, batch_size=batch_size, shards=shards, window=window, future_after=future_after)
-        restored, state = load_shards(path, Spec.of(model), shards, evolve=model if evolve else None, allow=allow)
+        options: Any = {"window": window, "future_after": future_after, "memory": memory, "disk": disk}
+        learner = cls(model, batch_size=batch_size, shards=shards, **options)
+        changed = model if evolve else None
+        restored, state = load_shards(path, Spec.of(model), shards, evolve=changed, allow=allow, memory=learner._memory)
         learner.samples, learner.watermark = restored[0].samples, float(restored[0].watermark)
         if _WATERMARK in state:
             learner.watermark = float(state[_WATERMARK][0])
@@ -490,7 +509,7 @@ class Learner:
                 for t, spec in enumerate(self.model.schema.tables)
             )
             raise ShardBroken(
-                f"out of memory after {self.samples:,} samples; tables: {tables}. Limit them with capacity, "
+                f"out of memory after {self.samples:,} samples; tables: {tables}. Limit them with memory, capacity, "
                 'expire_after or min_count, make rows smaller with dim or dtype="bfloat16", lower batch_size, or learn '
                 "on several machines with `streamtrain ps`"
             ) from exc

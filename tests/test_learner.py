@@ -45,6 +45,25 @@ def test_every_occurrence_counts_once_in_any_split(
     assert learner.rows == {"user": len(users), "tags": len(tags)}
 
 
+def test_what_has_no_room_in_memory_is_on_disk(tmp_path: Path) -> None:
+    """Also in a learner that is loaded, and nothing is left of it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options: dict[str, Any] = {"memory": "1MB", "disk": str(disk), "batch_size": 10_000}
+    learner = stm.Learner(COUNTING, **options)
+    users = np.random.default_rng(0).permutation(np.arange(130_000) % 100_000).tolist()
+    learner.learn([{"ts": i, "label": 0, "user": user, "tags": []} for i, user in enumerate(users)])
+    learner.save(tmp_path / "saved")
+    loaded = stm.Learner.load(tmp_path / "saved", COUNTING, **options)
+    for one in (learner, loaded):
+        counts = one.embeddings("user", list(range(100_000)))[:, 0]
+        np.testing.assert_array_equal(counts, 1 + (np.arange(100_000) < 30_000))
+        assert one._shards[0].tables[0].stats()["rows_on_disk"] > 20_000
+    assert not list(disk.iterdir())
+    with pytest.raises(ConfigError, match=r'memory must be a positive size such as "50MB" or "1.5GB", not 8000'):
+        stm.Learner(COUNTING, memory=8000)  # type: ignore[arg-type]
+
+
 def test_a_birth_value_depends_on_the_key_alone() -> None:
     ids: list[str | int] = [f"u{i}" for i in range(40)]
     born = stm.Learner(two_towers()).embeddings("user", ids)

@@ -88,7 +88,13 @@ class NewModel(NamedTuple):
 
 
 def load_shards(
-    url: str | Path, spec: Spec, shards: int, *, evolve: "Model | None" = None, allow: Collection[str] = ()
+    url: str | Path,
+    spec: Spec,
+    shards: int,
+    *,
+    evolve: "Model | None" = None,
+    allow: Collection[str] = (),
+    memory: RowMemory | None = None,
 ) -> tuple[list[Shard], dict[str, NDArray[Any]]]:
     """Restores all shards, possibly from a different number of them, and the state given to `save_shards`.
 
@@ -98,6 +104,7 @@ def load_shards(
         shards: number of shards.
         evolve: the model, if it may be another one than that of the checkpoint; None: it must be the same.
         allow: with `evolve`, what may be lost.
+        memory: what rows may take, if the model is the same; None: all that they need.
 
     Raises:
         CheckpointError: no checkpoint found, or it has another schema, graph or optimizer.
@@ -108,7 +115,7 @@ def load_shards(
     if evolve is not None and (evolution := evolution_of(chain, spec)).is_needed:
         new_model = NewModel.of(evolution, evolve, allow)
     chain.verify()
-    restored = [restore_shard(chain, i, shards, spec, new_model) for i in range(shards)]
+    restored = [restore_shard(chain, i, shards, spec, new_model, memory=memory) for i in range(shards)]
     state = {name.removeprefix(_STATE): a for name, a in chain.arrays(0).items() if name.startswith(_STATE)}
     return restored, state
 

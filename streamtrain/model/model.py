@@ -15,8 +15,10 @@ import random
 import re
 import sys
 import sysconfig
+import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import accumulate
@@ -65,6 +67,7 @@ LARGE_WEIGHT = 65_536
 
 _ACCUMULATED_STEPS, _ACCUMULATED_SAMPLES = 4, 32  # for one step of a large weight, at most; docs/quality.md
 _FEW_WEIGHTS = 10_000  # which cost a step little whether they change or not
+_BUILDING = threading.RLock()  # of graphs: one may build another
 _KEPT_OTHERWISE = ("loss", "keep")  # options that are not attributes of the same name
 
 
@@ -267,18 +270,14 @@ class Model:
 
         if keras.backend.backend() != "tensorflow":
             raise ConfigError(f"Keras runs on {keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow")
-        states = random.getstate(), np.random.get_state()
-        keras.utils.set_random_seed(self.seed % 2**32)
         try:
-            inputs = {
-                name: keras.Input(shape, dtype=dtype, name=name) for name, (shape, dtype) in self._inputs().items()
-            }
-            outputs = self.graph(dict(inputs))
+            with _seeded(self.seed % 2**32):
+                inputs = {
+                    name: keras.Input(shape, dtype=dtype, name=name) for name, (shape, dtype) in self._inputs().items()
+                }
+                outputs = self.graph(dict(inputs))
         except Exception as exc:
             raise ConfigError(describe_failure("graph", exc)) from exc
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
         outputs = self._outputs(outputs)
         try:
             model = keras.Model(inputs, outputs, name=self.name)
@@ -416,6 +415,30 @@ class Model:
             [table.dim for table in self.schema.tables],
             shards,
         )
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """What is drawn goes by a seed; afterwards the generators of the process are what they were.
+
+    Keras draws the seeds of initializers from Python's generator, from which any thread may draw at any moment, such as
+    a client that pauses between two attempts. So meanwhile it has one of its own, and graphs are built one at a time.
+    """
+    import keras
+
+    seeds: Any = sys.modules.get("keras.src.random.seed_generator")
+    with _BUILDING:
+        states = random.getstate(), np.random.get_state()
+        keras.utils.set_random_seed(seed)
+        if has_own := hasattr(seeds, "python_random"):
+            seeds.python_random = random.Random(seed)
+        try:
+            yield
+        finally:
+            if has_own:
+                seeds.python_random = random
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 def loss_function(loss: Loss) -> Callable[[Any, Any], Any]:
