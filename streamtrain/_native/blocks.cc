@@ -195,6 +195,11 @@ class Rings {
   std::unique_ptr<Ring> take() {
     const std::lock_guard hold(mutex_);
     if (!allowed_) return nullptr;
+    if (const pid_t own = ::getpid(); process_ != own) {  // a fork: those are its parent's, whose memory they share
+      for (auto& ring : rings_) static_cast<void>(ring.release());
+      rings_.clear();
+      process_ = own;
+    }
     if (rings_.empty()) {
       auto ring = Ring::open();
       allowed_ = ring != nullptr;
@@ -212,6 +217,7 @@ class Rings {
  private:
   std::mutex mutex_;
   std::vector<std::unique_ptr<Ring>> rings_;
+  pid_t process_ = ::getpid();
   bool allowed_ = !std::getenv("STREAMTRAIN_NO_IO_URING");
 };
 
@@ -224,13 +230,14 @@ Rings& rings() {
 
 }  // namespace
 
-BlockFile::BlockFile(const std::string& folder) : descriptor_(open_unnamed(folder)) {
+BlockFile::BlockFile(const std::string& folder) : descriptor_(open_unnamed(folder)), process_(::getpid()) {
   if (descriptor_ < 0) fail(errno, ("a new file in " + folder).c_str());
 }
 
 BlockFile::~BlockFile() { ::close(descriptor_); }
 
 void BlockFile::write(const std::byte* data, size_t size, uint64_t offset) const {
+  if (::getpid() != process_) throw std::runtime_error("this is a fork of the process whose file it is");
   while (size) {
     const ssize_t result = ::pwrite(descriptor_, data, size, static_cast<off_t>(offset));
     if (result < 0 && errno == EINTR) continue;

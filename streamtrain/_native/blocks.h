@@ -6,6 +6,8 @@
 // Thread safety: any thread may call anything at any time, if nobody reads what is being written.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -45,13 +47,15 @@ class BlockFile {
   BlockFile& operator=(const BlockFile&) = delete;
   ~BlockFile();
 
-  // Throws std::system_error, above all if the disk is full; what was to be written is then not there.
+  // Throws std::system_error, above all if the disk is full, and std::runtime_error in a fork of the process that made
+  // the file, which goes on writing it; what was to be written is then not there.
   void write(const std::byte* data, size_t size, uint64_t offset) const;
 
   int descriptor() const { return descriptor_; }
 
  private:
   int descriptor_;
+  pid_t process_;
 };
 
 struct BlockRead {

@@ -297,6 +297,26 @@ def test_rows_stay_in_memory_while_the_disk_is_full(tmp_path: Path) -> None:
     assert_array_equal(table.pull(keys), reference.pull(keys))
 
 
+def test_a_fork_reads_what_its_parent_wrote_and_writes_nothing_there(tmp_path: Path) -> None:
+    program = f"""
+import os
+from tests.native.test_disk import *
+table, reference, keys = filled(Path({str(tmp_path)!r})), table_of(), keys_of(np.arange(IDS))
+push(reference, keys)
+if (child := os.fork()) == 0:
+    for part in np.split(keys, 6):
+        assert_array_equal(table.pull(part), reference.pull(part))
+        push(table, part)
+        push(reference, part)
+    assert_array_equal(table.pull(keys), reference.pull(keys))
+    assert table.disk_error in ("", "this is a fork of the process whose file it is"), table.disk_error
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert_array_equal(table.pull(keys), reference.pull(keys))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     table = filled(tmp_path / "none")
     assert table.disk_error == f"a new file in {tmp_path / 'none'}: No such file or directory"
