@@ -229,7 +229,7 @@ def restore_shard(
                 continue
             kept = None if new_model is None else new_model.evolution.tables.get(settings["name"])
             if new_model is None or kept is not None:
-                for _ in _loading(table, chain.changes(settings["name"], sources), index, shards, kept):
+                for _ in _load_rows(table, chain.changes(settings["name"], sources), index, shards, kept):
                     pass
         _resume(shard, chain, sources[0])
     except _DAMAGE as exc:
@@ -295,7 +295,7 @@ class ReadAhead(NamedTuple):
             spec = written_spec(chain)
             shard = _without_rows(chain, sources, spec, index, shards, admission=False, memory=memory)
             for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
-                for _ in _loading(table, chain.changes(settings["name"], sources), index, shards, reading=reading):
+                for _ in _load_rows(table, chain.changes(settings["name"], sources), index, shards, reading=reading):
                     pass
         except _DAMAGE as exc:
             raise _mismatch(chain, exc) from exc
@@ -322,7 +322,8 @@ class ReadAhead(NamedTuple):
         try:
             for settings, table, channel in zip(shard.spec.tables, shard.tables, self.channels, strict=True):
                 changes = chain.changes(settings["name"], sources, self.chain)
-                table.mark_dirty(channel, _load_rows(table, changes, shard.index, shard.shards))
+                for keys in _load_rows(table, changes, shard.index, shard.shards):
+                    table.mark_dirty(channel, keys)
         except _DAMAGE as exc:
             raise _mismatch(chain, exc) from exc
         return self._replace(chain=chain)
@@ -425,10 +426,12 @@ class GainedAhead(NamedTuple):
         sources = source_shards(self.place, self.shards, len(self.chain.shards))
         others = [source for source in sources if source != self.held.index]
         chain, known = (later, self.chain) if later else (self.chain, None)
-        return [
-            _load_rows(table, chain.changes(settings["name"], others, known), self.place, self.shards, reading=reading)
-            for settings, table in zip(self.held.spec.tables, self.held.tables, strict=True)
-        ]
+        keys = []
+        for settings, table in zip(self.held.spec.tables, self.held.tables, strict=True):
+            changes = chain.changes(settings["name"], others, known)
+            parts = _load_rows(table, changes, self.place, self.shards, reading=reading)
+            keys.append(np.concatenate([np.empty(0, np.uint64), *parts]))
+        return keys
 
 
 _DAMAGE = (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
@@ -577,19 +580,6 @@ def _read_vectors(chain: CheckpointChain, sources: Sequence[int], spec: Spec, in
 
 
 def _load_rows(
-    table: Table,
-    changes: Iterator[RowsChange],
-    index: int,
-    shards: int,
-    kept: TableEvolution | None = None,
-    *,
-    reading: Reading | None = None,
-) -> NDArray[np.uint64]:
-    """Loads them; returns the keys, also of those that are gone."""
-    return np.concatenate([np.empty(0, np.uint64), *_loading(table, changes, index, shards, kept, reading=reading)])
-
-
-def _loading(
     table: Table,
     changes: Iterator[RowsChange],
     index: int,
