@@ -25,10 +25,11 @@ def test_by_default_it_is_the_folder_for_temporary_files(monkeypatch: pytest.Mon
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("streamtrain.disk.file_system", lambda folder: "ext4")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 32  # that this process can go on with
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
         assert rows_folder(None, "ps.disk") == str(tmp_path)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 256, "each file is one of many"
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > few, "each file is one of many"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert not list(tmp_path.iterdir())
