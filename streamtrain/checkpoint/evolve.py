@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamtrain.checkpoint.evolution import Evolution
-from streamtrain.checkpoint.restore import next_addresses, open_epochs, refuse_running
+from streamtrain.checkpoint.restore import next_shards, open_epochs, refuse_running
 from streamtrain.checkpoint.shard_state import (
     NewModel,
     describe_run,
@@ -86,7 +86,7 @@ def evolve(
     began = time.monotonic()
     chain, epochs = _open(settings, source), open_epochs(settings) if to is None else Epochs(to)
     if to is None:
-        refuse_running(settings, next_addresses(settings, tf_config))
+        refuse_running(settings, next_shards(settings, tf_config))
     elif epochs.numbers():
         raise CheckpointError(f"{epochs.url} already has checkpoints; choose another place")
     evolution = _evolution(chain, model)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from streamtrain.checkpoint.shard_map import load_shard_map
 from streamtrain.checkpoint.shard_state import check_shard_count
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError, ShardError, ShardUnavailable
-from streamtrain.ps.nodes.topology import Cluster
+from streamtrain.ps.nodes.topology import Cluster, ShardMap
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl
 from streamtrain.ps.rpc.security import Security, connect, metadata
 from streamtrain.settings.groups import Settings
@@ -95,9 +95,10 @@ def restore(settings: Settings, tf_config: str | None, epoch: int | None) -> Res
         CheckpointCorrupt: the epoch is damaged.
         CheckpointError: there is no such epoch, it cannot be divided among the shards, or others cannot be moved.
     """
-    epochs, addresses = open_epochs(settings), next_addresses(settings, tf_config)
-    refuse_running(settings, addresses)
-    chain = epochs.newest(len(addresses)) if epoch is None else _given(epochs, epoch, len(addresses))
+    epochs, following = open_epochs(settings), next_shards(settings, tf_config)
+    refuse_running(settings, following)
+    shards = len(following.shards)
+    chain = epochs.newest(shards) if epoch is None else _given(epochs, epoch, shards)
     name = f"aside-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     moved = epochs.set_aside(chain.epoch, name)
     return Restored(chain.epoch, moved, f"{epochs.url}/{name}" if moved else None)
@@ -118,33 +119,36 @@ def shard_addresses(settings: Settings, tf_config: str | None) -> Sequence[str]:
     Raises:
         ConfigError: neither is known.
     """
-    if not settings.ps.addresses and not (tf_config and not tf_config.isspace()):
-        kept = load_shard_map(settings.checkpoint.url) if settings.checkpoint.url else None
-        if kept is None:
-            raise ConfigError("ps.addresses is not set, so it is not known whether shards run: give --ps host:port,…")
-        return kept.shards
-    return Cluster.of(settings.ps.addresses, tf_config).ps
+    if settings.ps.addresses or (tf_config and not tf_config.isspace()):
+        return Cluster.of(settings.ps.addresses, tf_config).ps
+    return next_shards(settings, tf_config).shards
 
 
-def next_addresses(settings: Settings, tf_config: str | None) -> Sequence[str]:
-    """Addresses of all shards with which the next coordinator begins: not those that are set, if they were scaled.
+def next_shards(settings: Settings, tf_config: str | None) -> ShardMap:
+    """The shards with which the next coordinator begins: not those that are set, if they were scaled.
 
     Raises:
         ConfigError: none are known.
         CheckpointError: what the last coordinator knew cannot be read.
     """
-    given, url = shard_addresses(settings, tf_config), settings.checkpoint.url
-    kept = load_shard_map(url, given, settings.ps.backups) if url else None
-    return given if kept is None else kept.shards
+    url = settings.checkpoint.url
+    if settings.ps.addresses or (tf_config and not tf_config.isspace()):
+        given = ShardMap(0, tuple(Cluster.of(settings.ps.addresses, tf_config).ps), tuple(settings.ps.backups))
+        return (load_shard_map(url, given.shards, given.backups) if url else None) or given
+    kept = load_shard_map(url) if url else None
+    if kept is None:
+        raise ConfigError("ps.addresses is not set, so it is not known whether shards run: give --ps host:port,…")
+    return kept
 
 
-def refuse_running(settings: Settings, addresses: Sequence[str]) -> None:
+def refuse_running(settings: Settings, shards: ShardMap) -> None:
     """Raises if a shard, or a backup, of the cluster answers.
 
     Raises:
         ShardError: one does; the message names it.
     """
-    addresses, security = [*addresses, *settings.ps.backups], Security.from_settings(settings.security)
+    addresses = [*dict.fromkeys([*shards.addresses, *settings.ps.backups])]
+    security = Security.from_settings(settings.security)
 
     def runs(address: str) -> bool:
         channel: Any = connect(address, security, CHANNEL_OPTIONS)

@@ -10,6 +10,7 @@ import pytest
 import streamtrain as st
 from streamtrain.checkpoint.evolve import evolve, plan
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
+from streamtrain.checkpoint.shard_map import begin_shard_map, next_shard_map
 from streamtrain.checkpoint.shard_state import describe_run, write_shard
 from streamtrain.errors import CheckpointError, ConfigError, ShardError
 from streamtrain.settings.load import Settings, load_settings
@@ -148,6 +149,14 @@ def test_a_cluster_that_runs_is_refused(files: Path, learned: tuple[st.Learner, 
         settings = load_settings(None, {}, {"checkpoint.url": url, "ps.addresses": address})
         with pytest.raises(ShardError, match=f"the shard at {address} runs: stop workers and all shards first"):
             evolve(settings, None, load(files, "after"))
+        # A backup that runs on with the rows of a cluster which was scaled since its settings were written.
+        gone, at_first = f"127.0.0.1:{free_ports(1)[0]}", (("127.0.0.1:1",), ("127.0.0.1:2",))
+        begin_shard_map(url, *at_first)
+        next_shard_map(url, (gone,), (address,))
+        for given in ({"ps.addresses": at_first[0][0], "ps.backups": at_first[1][0]}, {}):
+            with pytest.raises(ShardError, match=f"the shard at {address} runs: stop workers and all shards first"):
+                evolve(load_settings(None, {}, {"checkpoint.url": url, **given}), None, load(files, "after"))
+        Path(url, "slots.json").unlink()
     assert Epochs(url).numbers() == [3]
 
 
