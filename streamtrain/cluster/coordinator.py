@@ -320,8 +320,7 @@ class Coordinator:
             self._step(addresses, "rows", opened.controls)
             rows = sum(sum(table.rows for table in control.status().tables) for control in self._controls)
             read_ahead(opened, rate=rate, observe=partial(self._show_rows, rows_to_read(before, after, rows)))
-            self._step(addresses, "changes")
-            self._catch_up(checkpoints, opened)
+            self._catch_up(checkpoints, opened, addresses)
             self._step(addresses, "publication")
             with self.publications.hand_over(_PUBLISHING_SECONDS) if self.publications else nullcontext("") as head:
                 self._step(addresses, "switch")
@@ -345,9 +344,10 @@ class Coordinator:
         vacate(after, leaving, run)
         return after
 
-    def _catch_up(self, checkpoints: CheckpointSchedule, opened: OpenedShards) -> None:
+    def _catch_up(self, checkpoints: CheckpointSchedule, opened: OpenedShards, addresses: Sequence[str]) -> None:
         """Has the next shards read what changes meanwhile, until that takes no time: what is left is waited for."""
         for _ in range(_MOST_ROUNDS):
+            self._step(addresses, "changes", opened.controls)
             began = time.monotonic()
             checkpoints.now(delta=True)
             read_ahead(opened)

@@ -107,9 +107,41 @@ class Estimate(NamedTuple):
             raise ShardUnavailable(f"{', '.join(away)}: not ready, so its rows are not known; retry later")
         rows = sum(sum(one["rows"].values()) for one in shards)
         total = sum(one["bytes"] for one in shards)
-        gained = [_gained(index, len(shards), index, count) for index in range(len(shards))]
+        places = {was: index for index, was in enumerate(next_places(len(shards), count)) if was is not None}
+        gained = [_gained(was, len(shards), places.get(was, count), count) for was in range(len(shards))]
         meanwhile = max(one["bytes"] + int(total * share) for one, share in zip(shards, gained, strict=True))
         return cls(len(shards), count, rows, total, total // count, meanwhile)
+
+
+def next_places(shards: int, count: int) -> list[int | None]:
+    """Which of today's shards gets each place, so that as few rows as possible move; None: a new one gets it.
+
+    Shards stay in their order, and the first one stays the first.
+
+    Args:
+        shards: how many there are.
+        count: how many there are to be.
+
+    >>> next_places(2, 4), next_places(2, 3), next_places(4, 2)
+    ([0, None, 1, None], [0, None, 1], [0, 2])
+    """
+    # The most that any of the first i shards keep, in any of the first j places.
+    keep = [[0.0] * (count + 1) for _ in range(shards + 1)]
+    kept = [[1 / count - _gained(i, shards, j, count) for j in range(count)] for i in range(shards)]
+    for i in range(shards):
+        for j in range(count):
+            keep[i + 1][j + 1] = max(keep[i][j + 1], keep[i + 1][j], keep[i][j] + kept[i][j])
+    places: list[int | None] = [None] * count
+    i, j = shards, count
+    while i and j:
+        if keep[i][j] == keep[i - 1][j]:
+            i -= 1
+        elif keep[i][j] == keep[i][j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            places[j] = i
+    return places
 
 
 def rows_to_read(before: ShardMap, after: ShardMap, rows: int) -> int:

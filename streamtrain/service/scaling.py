@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 from streamtrain.address import reserve_port
 from streamtrain.cluster.client import CoordinatorClient
-from streamtrain.cluster.scaling import MOST_SHARDS
+from streamtrain.cluster.scaling import MOST_SHARDS, next_places
 from streamtrain.errors import ConfigError, StreamtrainError
 from streamtrain.memory import free_megabytes
 from streamtrain.periodic import PeriodicTask
@@ -89,6 +91,7 @@ class ServiceScaler:
         self._settings, self._supervisor, self._file, self._report = settings, supervisor, file, report
         self._is_placed_here = "ps.addresses" in completed
         self._addresses = list(settings.ps.addresses)
+        self._names = {address: f"ps{index}" for index, address in enumerate(self._addresses)}
         self._folder = file.parent
         self._task = PeriodicTask("scale", self._look, _EVERY, subject="answering requests for other shards")
 
@@ -124,30 +127,54 @@ class ServiceScaler:
             StreamtrainError: it fails. The shards are those of before then.
         """
         self._check(shards)
-        before, after = self._addresses, self._addresses[:shards]
+        before, added = self._addresses, list[str]()
         first = self._supervisor.program(_FIRST)
-        added = {len(before) + i: f"127.0.0.1:{reserve_port()}" for i in range(shards - len(before))}
-        for index, address in added.items():
-            self._supervisor.add(_spare(first, index, address))
-        after += added.values()
-        with CoordinatorClient.from_settings(self._settings) as client:
-            try:
-                client.scale(after, rate=rate)
-            except BaseException:
-                client.scale_back(self._addresses, self._task.closing)
-                for index in added:
-                    self._supervisor.remove(_name(index))
-                raise
+        try:
+            for _ in range(shards - len(before)):
+                added.append(self._start_spare(first))
+            new = iter(added)
+            after = [next(new) if one is None else before[one] for one in next_places(len(before), shards)]
+            with CoordinatorClient.from_settings(self._settings) as client:
+                try:
+                    client.scale(after, rate=rate)
+                except BaseException:
+                    client.scale_back(before, self._task.closing)
+                    raise
+        except BaseException:
+            self._remove(added)
+            raise
         self._addresses = after
-        self._supervisor.update(lambda one: replace(one, environment={**one.environment, _ADDRESSES: ",".join(after)}))
+        self._supervisor.update(partial(self._placed, {self._names[one]: i for i, one in enumerate(after)}))
         self._settings = self._settings.model_copy(
             update={"ps": self._settings.ps.model_copy(update={"addresses": tuple(after)})}
         )
         rewrite_service_file(self._settings, self._file)
-        for index in range(shards, len(before)):
-            self._supervisor.remove(_name(index))
+        self._remove([one for one in before if one not in after])
         self._report("up", f"{shards} shards instead of {len(before)}")
         return after
+
+    def _start_spare(self, first: Program) -> str:
+        """Starts a shard that has its place from the coordinator, also when it is started again; its address."""
+        address = f"127.0.0.1:{reserve_port()}"
+        name = next(name for i in count() if (name := f"ps{i}") not in self._names.values())
+        at = list(first.command).index("--index")
+        command = [*first.command[:at], "--spare", address, *first.command[at + 2 :]]
+        environment = {**first.environment, "STREAMTRAIN_LOG__PROCESS": name}
+        self._supervisor.add(replace(first, name=name, command=command, environment=environment))
+        self._names[address] = name
+        return address
+
+    def _remove(self, addresses: Sequence[str]) -> None:
+        for address in addresses:
+            self._supervisor.remove(self._names.pop(address))
+
+    def _placed(self, indexes: Mapping[str, int], program: Program) -> Program:
+        """A program that is to know the shards, and one that began with a place its own."""
+        environment = {**program.environment, _ADDRESSES: ",".join(self._addresses)}
+        command = list(program.command)
+        if program.name in indexes and "--index" in command:
+            command[command.index("--index") + 1] = str(indexes[program.name])
+        return replace(program, command=command, environment=environment)
 
     def _check(self, shards: int) -> None:
         if not 1 <= shards <= MOST_SHARDS:
@@ -162,15 +189,3 @@ class ServiceScaler:
         free, needed = free_megabytes(), MEGABYTES["ps"] * (shards - len(self._addresses))
         if needed > free:
             raise ConfigError(f"not enough memory: {shards} shards need {needed:,} MB more, and {free:,} MB are free")
-
-
-def _name(index: int) -> str:
-    return f"ps{index}"
-
-
-def _spare(first: Program, index: int, address: str) -> Program:
-    """A shard that has its place from the coordinator, also when it is started again."""
-    at = list(first.command).index("--index")
-    command = [*first.command[:at], "--spare", address, *first.command[at + 2 :]]
-    environment = {**first.environment, "STREAMTRAIN_LOG__PROCESS": _name(index)}
-    return replace(first, name=_name(index), command=command, environment=environment)

@@ -1,8 +1,10 @@
 """Shards that change in number, a coordinator and workers that learn a real stream which counts, for tests."""
 
+import random
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import redis
 
 from streamtrain.cluster.client import CoordinatorClient
-from streamtrain.errors import ShardError
+from streamtrain.errors import CheckpointError, ShardError
 from streamtrain.processes.worker import WorkerProcess
 from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.nodes.topology import ShardMap
@@ -219,6 +221,33 @@ class Scaled:
             self.start_shard(index)
         else:
             self.start_spare(index)
+
+    def kill_while_moving(self, now: Sequence[int], maps: Sequence[list[int]], *, within: float, seed: int) -> None:
+        """Moves six times from `now`, with 500 samples, to one of the maps; counts are exact each time.
+
+        Somebody, or the coordinator, is killed at a random moment within so many seconds, and started again as it was.
+        """
+        rng, end = random.Random(seed), 500
+        for attempt in range(6):
+            for index in now if self._has_backups else ():
+                self.in_step(index)
+            self.fill(end, end + 500)
+            end += 500
+            to = rng.choice([one for one in maps if one != now])
+            places = (0, self._most) if self._has_backups else (0,)
+            victim = rng.choice([None, *(place + index for place in places for index in {*now, *to})])
+            killer = threading.Timer(rng.random() * within, self.restart, (victim,))
+            killer.start()
+            try:
+                self.scale(*to)
+            except (ShardError, CheckpointError) as exc:
+                print(f"{attempt}: {exc}")
+            killer.join()
+            now = self.in_force()
+            print(f"{attempt}: {victim} killed on the way to {to}, now {now}")
+            self.learned(end, *now)
+            assert self.differences(end, *now) == []
+        assert not self.failures
 
     def in_force(self) -> list[int]:
         """The shards that the coordinator says hold the rows, once it answers."""

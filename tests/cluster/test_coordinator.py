@@ -1,6 +1,7 @@
 """The coordinator as it is asked over gRPC, of real shards in this process."""
 
 import io
+import itertools
 import json
 import logging
 import re
@@ -19,7 +20,7 @@ from streamtrain.cli.up import _showing_steps
 from streamtrain.cluster import coordinator as coordination
 from streamtrain.cluster import members
 from streamtrain.cluster.client import SERVICE, Heartbeat
-from streamtrain.cluster.scaling import STEPS, Estimate, rows_to_read
+from streamtrain.cluster.scaling import STEPS, Estimate, next_places, read_ahead, rows_to_read
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import CheckpointError, ConfigError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.ps.nodes.topology import ShardMap
@@ -291,16 +292,54 @@ def test_each_step_of_a_change_of_shards_is_told(tmp_path: Path, monkeypatch: py
         assert cluster.client().status()["scaling"] is None
 
 
+def test_shards_that_read_what_has_changed_stop_if_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(coordination, "forget_ahead", lambda control: told.append(control.target))
+
+    def cancelled(*arguments: Any, **options: Any) -> None:
+        scaling = cluster.client().status()["scaling"]
+        if scaling["step"] == "changes":
+            cluster.client().cancel_scale()
+            assert len(told) == len(cluster.addresses), "each is told to stop reading"
+        read_ahead(*arguments, **options)
+
+    with Coordinated(tmp_path) as cluster:
+        cluster.learn()
+        monkeypatch.setattr(coordination, "read_ahead", cancelled)
+        with pytest.raises(ShardError, match="the change of shards was cancelled: those of before go on"):
+            cluster.client().scale(cluster.addresses[::-1])
+        assert cluster.client().status()["scaling"] is None
+        assert list(cluster.client().slots().shards) == cluster.addresses
+
+
 def test_what_a_change_of_shards_takes_is_estimated() -> None:
     shards = [
         {"state": "ready", "rows": {"a": 30, "b": 10}, "bytes": 1000},
         {"state": "ready", "rows": {"a": 20}, "bytes": 800},
     ]
-    assert Estimate.of({"shards": shards}, 4) == (2, 4, 60, 1800, 450, 800 + 450)  # the second one gets other rows
+    assert Estimate.of({"shards": shards}, 4) == (2, 4, 60, 1800, 450, 1000)  # none of the two gets other rows
     assert Estimate.of({"shards": shards}, 1) == (2, 1, 60, 1800, 1800, 1000 + 900)
+    assert Estimate.of({"shards": shards * 3}, 4)[-1] == 1000 + 5400 // 12
     assert Estimate.of({"shards": shards[:1]}, 3)[-1] == 1000
     with pytest.raises(ShardUnavailable, match="c:1: not ready"):
         Estimate.of({"shards": [*shards, {"state": "away", "address": "c:1"}]}, 4)
+
+
+def test_shards_get_the_places_for_which_fewest_rows_move() -> None:
+    for before, after in itertools.product(range(1, 6), repeat=2):
+        chosen = next_places(before, after)
+        stay = [was for was in chosen if was is not None]
+        assert chosen[0] == 0
+        assert stay == sorted(stay)
+        assert len(stay) == min(before, after)
+        then = ShardMap(0, tuple("abcde"[:before]))
+        moved = {}
+        for places in itertools.permutations([*range(before), *[None] * max(0, after - before)], after):
+            addresses = tuple(f"new{i}" if was is None else "abcde"[was] for i, was in enumerate(places))
+            moved[places] = rows_to_read(then, ShardMap(1, addresses), 10**9)
+        assert moved[tuple(chosen)] <= min(moved.values()) + 10
 
 
 def test_how_many_rows_are_read_is_estimated() -> None:

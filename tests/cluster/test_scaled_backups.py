@@ -1,6 +1,5 @@
 """Shards with backups change in number: pairs move together, backups copy anew, and take over where they then are."""
 
-import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 
 from streamtrain.cluster.client import known_shards, resolve_cluster
 from streamtrain.embedded.valkey import Valkey
-from streamtrain.errors import CheckpointError, ShardError
 from streamtrain.ps.nodes.topology import ShardMap
 from streamtrain.settings.load import load_settings
 from tests.cluster.here import refused, told
@@ -98,25 +96,5 @@ def test_what_would_part_a_pair_is_refused(cluster: Scaled) -> None:
 
 def test_whoever_is_killed_meanwhile(cluster: Scaled) -> None:
     """At a random moment of a move, over and over; whoever is killed is started again as it was."""
-    rng = random.Random(11)
     start(cluster)
-    end, now, maps = 500, [0, 1], [[0, 1], [0, 2, 1], [2, 0], [1]]
-    for attempt in range(6):
-        for index in now:
-            cluster.in_step(index)
-        cluster.fill(end, end + 500)
-        end += 500
-        to = rng.choice([one for one in maps if one != now])
-        victim = rng.choice([None, *(MOST * place + index for place in (0, 1) for index in {*now, *to})])
-        killer = threading.Timer(rng.random() * 0.5, cluster.restart, (victim,))
-        killer.start()
-        try:
-            cluster.scale(*to)
-        except (ShardError, CheckpointError) as exc:
-            print(f"{attempt}: {exc}")
-        killer.join()
-        now = cluster.in_force()
-        print(f"{attempt}: {victim} killed on the way to {to}, now {now}")
-        cluster.learned(end, *now)
-        assert cluster.differences(end, *now) == []
-    assert not cluster.failures
+    cluster.kill_while_moving([0, 1], [[0, 1], [0, 2, 1], [2, 0], [1]], within=0.5, seed=11)

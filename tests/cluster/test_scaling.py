@@ -1,8 +1,6 @@
 """Another number of shards while everything runs: each sample counts once, whoever is killed, and workers stay."""
 
-import random
 import re
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamtrain.embedded.valkey import Valkey
-from streamtrain.errors import CheckpointError, ShardError
+from streamtrain.errors import ShardError
 from streamtrain.ps.nodes.topology import ShardMap
 from tests.cluster.here import refused, run, told
 from tests.cluster.scaled import Scaled, good
@@ -126,28 +124,10 @@ def test_a_shard_is_drained(cluster: Scaled) -> None:
 
 def test_whoever_is_killed_meanwhile(cluster: Scaled) -> None:
     """At a random moment of a move, over and over; whoever is killed is started again as it was."""
-    rng = random.Random(7)
     cluster.fill(0, 500)
     cluster.start()
     cluster.learned(500, 0, 1)
     for index in (2, 3):
         cluster.start_spare(index)
     assert cluster.scale(0, 2, 1).epoch == 2  # all are there
-    end, now, maps = 500, [0, 2, 1], [[0, 1], [0, 2, 1], [3, 2], [2, 0, 1, 3], [1]]
-    for attempt in range(6):
-        cluster.fill(end, end + 500)
-        end += 500
-        to = rng.choice([one for one in maps if one != now])
-        victim = rng.choice([None, *{*now, *to}])
-        killer = threading.Timer(rng.random() * 0.3, cluster.restart, (victim,))
-        killer.start()
-        try:
-            cluster.scale(*to)
-        except (ShardError, CheckpointError) as exc:
-            print(f"{attempt}: {exc}")
-        killer.join()
-        now = cluster.in_force()
-        print(f"{attempt}: {victim} killed on the way to {to}, now {now}")
-        cluster.learned(end, *now)
-        assert cluster.differences(end, *now) == []
-    assert not cluster.failures
+    cluster.kill_while_moving([0, 2, 1], [[0, 1], [0, 2, 1], [3, 2], [2, 0, 1, 3], [1]], within=0.3, seed=7)
