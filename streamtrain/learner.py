@@ -96,8 +96,8 @@ class Learner:
         future_after: seconds that the event time of samples to learn may be ahead of `now`; None: any. The clock stands
             in for the timestamp that a stream has for each message.
         now: seconds since the epoch.
-        memory: what rows may take in memory, with their indexes, such as "8GB"; other rows are on disk. None: all are
-            in memory.
+        memory: what rows may take in memory, with their indexes, such as "8GB"; other rows are on disk. "auto": as much
+            as there is, but for a tenth of the machine's or the container's memory. None: all are in memory.
         disk: folder for rows on disk; None: that for temporary files. Its files have no names, and go with the process.
         graphs: compiled graphs to share between learners whose models differ in their rates only; None: its own.
 
@@ -136,7 +136,11 @@ class Learner:
         self.model = model
         self.batch_size = batch_size
         self._lock = threading.RLock()  # reentrant, as a signal handler may call save
-        self._memory = RowMemory(parse_size(memory, "memory"), rows_folder(disk, "disk")) if memory else None
+        self._memory = (
+            RowMemory("auto" if memory == "auto" else parse_size(memory, "memory"), rows_folder(disk, "disk"))
+            if memory
+            else None
+        )
         if self._memory is not None:
             weakref.finalize(self, self._memory.close)
         self._broken = ""

@@ -22,15 +22,28 @@ def free_megabytes(cgroup: Path = _CGROUP) -> int:
     Args:
         cgroup: folder of the container's control group (version 2).
     """
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(line for line in lines if line.startswith("MemAvailable:"))
-    free = int(available.split()[1]) // 1024
+    free = _of_machine("MemAvailable")
     try:
         limit, used = ((cgroup / name).read_text() for name in ("memory.max", "memory.current"))
         cached = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())["inactive_file"]
     except (OSError, KeyError):  # not in a container, or one of control groups of version 1
         return free
     return free if limit.strip() == "max" else min(free, (int(limit) - int(used) + int(cached)) >> 20)
+
+
+def all_megabytes(cgroup: Path = _CGROUP) -> int:
+    """Megabytes of the machine's memory, or the container's limit if that is less; `cgroup` as for free_megabytes."""
+    of_machine = _of_machine("MemTotal")
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+    except OSError:
+        return of_machine
+    return of_machine if limit == "max" else min(of_machine, int(limit) >> 20)
+
+
+def _of_machine(name: str) -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) // 1024
 
 
 @contextmanager

@@ -60,6 +60,7 @@ def test_what_has_no_room_in_memory_is_on_disk(tmp_path: Path) -> None:
         np.testing.assert_array_equal(counts, 1 + (np.arange(100_000) < 30_000))
         assert one._shards[0].tables[0].stats()["rows_on_disk"] > 20_000
     assert not list(disk.iterdir())
+    assert stm.Learner(COUNTING, memory="auto", disk=str(disk)).rows == {"user": 0, "tags": 0}
     with pytest.raises(ConfigError, match=r'memory must be a positive size such as "50MB" or "1.5GB", not 8000'):
         stm.Learner(COUNTING, memory=8000)  # type: ignore[arg-type]
 

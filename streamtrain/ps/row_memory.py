@@ -2,10 +2,11 @@
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamtrain._core import Table
+from streamtrain.memory import all_megabytes, free_megabytes
 from streamtrain.periodic import FailureLog, PeriodicTask
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 _SECONDS = 0.5  # between two divisions
 _LEAST = 1 << 20  # bytes of a table
-_INDEX_BYTES = 8  # of a row in memory, with what the clock algorithm needs
+INDEX_BYTES = 8  # of a row in memory, with what the clock algorithm needs
 
 
 class Need(NamedTuple):
@@ -38,13 +39,25 @@ class RowMemory:
     and count, but get no share.
 
     Args:
-        budget: in bytes.
+        budget: in bytes; "auto": what the tables have, and what is free on the machine or in the container, but for a
+            tenth of its memory. All processes of a machine can have that: none takes what another one has.
         folder: where rows are that have no room. Files there have no names: they go with the process.
         least: bytes that a table gets in any case.
+        free: megabytes that are free.
+        everything: megabytes that there are.
     """
 
-    def __init__(self, budget: float, folder: str, *, least: int = _LEAST) -> None:
-        self._budget, self._folder, self._least = int(budget), folder, least
+    def __init__(
+        self,
+        budget: float | Literal["auto"],
+        folder: str,
+        *,
+        least: int = _LEAST,
+        free: Callable[[], int] = free_megabytes,
+        everything: Callable[[], int] = all_megabytes,
+    ) -> None:
+        self._budget, self._folder, self._least = budget, folder, least
+        self._free, self._kept_free = free, everything() // 10
         self._shards: weakref.WeakSet[Shard] = weakref.WeakSet()
         self._failures = FailureLog()
         self._errors = 0
@@ -53,7 +66,7 @@ class RowMemory:
 
     def options(self, tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Options of new tables, by their settings: even shares of the budget."""
-        share = max(self._budget // max(1, sum(map(_has_disk, tables))), self._least)
+        share = max(self._bytes(0) // max(1, sum(map(_has_disk, tables))), self._least)
         return [{"memory": share, "folder": self._folder} if _has_disk(one) else {} for one in tables]
 
     def add(self, shard: "Shard") -> None:
@@ -70,11 +83,18 @@ class RowMemory:
         for shard in [*self._shards]:
             for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
                 tables[id(table)] = table, _has_disk(settings)
-        left = self._budget - sum(table.nbytes for table, has_disk in tables.values() if not has_disk)
+        sizes = {i: table.nbytes for i, (table, _) in tables.items()}
+        left = self._bytes(sum(sizes.values())) - sum(sizes[i] for i, (_, has_disk) in tables.items() if not has_disk)
         divided = [table for table, has_disk in tables.values() if has_disk]
         for table, share in zip(divided, shares([_need(table) for table in divided], left, self._least), strict=True):
             table.set_memory(share)
         self._report(divided)
+
+    def _bytes(self, used: int) -> int:
+        """The budget, of tables that have `used` bytes now."""
+        if self._budget != "auto":
+            return int(self._budget)
+        return max(0, used + ((self._free() - self._kept_free) << 20))
 
     def _report(self, tables: Sequence[Table]) -> None:
         errors = sum(table.stats()["disk_errors"] for table in tables)
@@ -94,18 +114,23 @@ def _has_disk(settings: Mapping[str, Any]) -> bool:
 def _need(table: Table) -> Need:
     stats = table.stats()
     others = stats["dirty_bytes"] + stats["sketch_bytes"]
-    of_all = others + stats["rows"] * (stats["row_bytes"] + _INDEX_BYTES)
+    of_all = others + stats["rows"] * (stats["row_bytes"] + INDEX_BYTES)
     return Need(others + stats["index_bytes"] + stats["disk_index_bytes"], of_all)
 
 
 def shares(needs: Sequence[Need], budget: int, least: int = _LEAST) -> list[int]:
-    """Bytes of each table: what it needs, or an even part of what those who need less leave.
+    """Bytes of each table: what it needs, or as much as the others that need more.
 
-    If there is enough for all, the rest is spread evenly. None gets less than `least`, and than its own.
+    If there is enough for all, the rest is spread evenly. None gets less than `least`, and than its own, even if that
+    is more than there is.
     """
-    given = [0] * len(needs)
-    left, many = budget, len(needs)
-    for i in sorted(range(len(needs)), key=lambda i: needs[i].all):
-        given[i] = max(min(needs[i].all, left // many), needs[i].least, least)
-        left, many = max(0, left - given[i]), many - 1
-    return [share + left // len(needs) for share in given]
+
+    def given(level: int) -> list[int]:
+        return [max(min(need.all, level), need.least, least) for need in needs]
+
+    low, high = 0, max(budget, 0)
+    while low < high:
+        level = (low + high + 1) // 2
+        low, high = (level, high) if sum(given(level)) <= budget else (low, level - 1)
+    left = max(0, budget - sum(given(low)))
+    return [share + left // len(needs) for share in given(low)]

@@ -19,7 +19,7 @@ from streamtrain.settings.types import (
     Seconds,
     Secret,
     SettingsGroup,
-    Size,
+    SizeOrAuto,
     Slices,
     Start,
     Table,
@@ -227,7 +227,8 @@ class PsSettings(SettingsGroup):
         sessions: open sessions per shard; each holds a thread.
         metrics: Prometheus address of a shard; None: metrics are not served.
         memory: bytes that the rows of a shard's process may take in memory, with their indexes and changes, or text
-            such as "8GB"; other rows are on disk. None: all are in memory.
+            such as "8GB"; other rows are on disk. "auto": as much as there is, but for a tenth of the machine's or the
+            container's memory. None: all are in memory.
         disk: folder for rows on disk, with `memory`. Files there have no names, and go with the process. None: that for
             temporary files.
     """
@@ -243,7 +244,7 @@ class PsSettings(SettingsGroup):
     timeout: Seconds = 10.0
     sessions: Annotated[Count, Field(ge=1, le=4096)] = 256
     metrics: Listen | None = None
-    memory: Size | None = None
+    memory: SizeOrAuto | None = None
     disk: PathText | None = None
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -117,6 +117,10 @@ def _size(value: Any, info: ValidationInfo) -> float:
     return parse_size(str(parsed), str(info.field_name))
 
 
+def _size_or_auto(value: Any, info: ValidationInfo) -> float | str:
+    return "auto" if value == "auto" else _size(value, info)
+
+
 def _start(value: Any) -> str:
     if value in ("earliest", "latest", "committed"):
         return str(value)
@@ -138,6 +142,7 @@ Listen = Annotated[str, BeforeValidator(_listen)]
 Reached = Annotated[str, BeforeValidator(_reached)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Size = Annotated[float, BeforeValidator(_size)]
+SizeOrAuto = Annotated[float | Literal["auto"], BeforeValidator(_size_or_auto)]
 Count = Annotated[int, *_TYPED]
 Flag = Annotated[bool, *_TYPED]
 Ratio = Annotated[float, Field(ge=0, le=1), *_TYPED]

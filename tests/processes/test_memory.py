@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from streamtrain.memory import free_megabytes
+from streamtrain.memory import all_megabytes, free_megabytes
 
 
 def group(folder: Path, limit: str) -> Path:
@@ -15,10 +15,12 @@ def group(folder: Path, limit: str) -> Path:
 
 def test_a_container_may_use_what_is_below_its_limit(tmp_path: Path) -> None:
     assert free_megabytes(group(tmp_path, str(250 << 20))) == 50
+    assert all_megabytes(tmp_path) == 250
 
 
 def test_without_a_limit_it_is_that_of_the_machine(tmp_path: Path) -> None:
     free = free_megabytes(tmp_path / "none")
     assert free > 50
     assert free_megabytes(group(tmp_path, "max")) > 50
+    assert all_megabytes(tmp_path) == all_megabytes(tmp_path / "none") > free
     assert abs(free_megabytes(group(tmp_path, str(1 << 60))) - free) < max(500, free // 4)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamtrain._core import hash_integers
 from streamtrain.errors import ShardBroken, ShardRefused
 from streamtrain.model.spec import Spec
 from streamtrain.ps.clock import PushOutcome, Span
@@ -129,6 +130,45 @@ def test_memory_moves_to_the_table_that_needs_it(tmp_path: Path) -> None:
     assert shard.tables[0].stats()["rows_on_disk"] == 0, "it has more than half of the memory"
     shard.tables[1].push(keys, np.ones((len(keys), 1), np.float32), ones, ones)
     until(lambda: all(table.nbytes < 1.8 * MB for table in shard.tables), told=lambda: [t.nbytes for t in shard.tables])
+    memory.close()
+
+
+def test_with_auto_a_tenth_of_the_machine_stays_free(tmp_path: Path) -> None:
+    machine: dict[str, int] = {"other": 0}
+    shards: list[Shard] = []
+
+    def free() -> int:
+        return 40 - machine["other"] - (sum(table.nbytes for shard in shards for table in shard.tables) >> 20)
+
+    memory = RowMemory("auto", str(tmp_path), free=free, everything=lambda: 40)
+    shards += [shard_with(memory), shard_with(memory)]
+    learned = 0
+
+    def learn_more() -> int:
+        nonlocal learned
+        keys = hash_integers(np.arange(learned, learned + 50_000))
+        ones = np.ones(len(keys), np.uint32)
+        for shard in shards:
+            shard.tables[0].push(keys, np.ones((len(keys), 1), np.float32), ones, ones)
+        learned += 50_000
+        memory.divide()
+        return shards[0].tables[0].stats()["rows_on_disk"]
+
+    while not learn_more():
+        assert free() >= 0
+    assert free() < 10, "rows go to disk when nearly all is taken"
+    machine["other"] = -10
+    memory.divide()
+    table = shards[1].tables[0]
+    table.pull(hash_integers(np.arange(learned)))
+    assert table.stats()["rows_on_disk"] == 0, "what others give back is for rows"
+    machine["other"] = 0
+    while learned < 600_000:
+        learn_more()
+    for shard in shards:
+        found, counts, _ = shard.tables[0].lookup(hash_integers(np.arange(learned)))
+        assert found.all()
+        assert (counts == 1).all()
     memory.close()
 
 
