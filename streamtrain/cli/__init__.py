@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from streamtrain import __version__
-from streamtrain.cli.bench import bench
+from streamtrain.cli.bench import bench, size
 from streamtrain.cli.checkpoint import checkpoint, evolve, fork, plan, restore
 from streamtrain.cli.compare import compare
 from streamtrain.cli.learn import graph, learn
@@ -53,7 +53,7 @@ EXIT_CONFIG = 2
 EXIT_FAILED = 1
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "In one process": (learn, tune, bench, graph),
+    "In one process": (learn, tune, bench, size, graph),
     "The whole service": (demo, up, scale, drain),
     "Cluster": (ps, worker, coordinator, join, serve, produce, status, forget),
     "Checkpoints": (checkpoint, restore, plan, evolve, fork),

@@ -36,12 +36,12 @@ from streamtrain.quality.block_writer import BlockWriter
 from streamtrain.quality.blocks import Slices
 from streamtrain.quality.probes import encode_probes
 from streamtrain.quality.progressive import ProgressiveValidation
-from streamtrain.settings.groups import Settings, StreamSettings
+from streamtrain.settings.groups import Settings
 from streamtrain.store.redis.blocks import BlockLog, RedisBlocks
 from streamtrain.store.redis.server import RedisServer
 from streamtrain.stream.buffer import PartitionBuffer
 from streamtrain.stream.dead_letters import DeadLetters
-from streamtrain.stream.formats.factory import Format, make_format
+from streamtrain.stream.formats.factory import format_of
 from streamtrain.stream.opening import TopicWatch, open_stream, resolve_start_offsets, topic_recreated, wait_for_topic
 from streamtrain.stream.standstill import StandstillWatch
 from streamtrain.train.blocks import BlockTracker
@@ -71,20 +71,10 @@ def _abandoning(stopped: threading.Event) -> Iterator[None]:
         logger.warning("stopping without waiting: %s", exc)
 
 
-def _make_format(model: Model, stream: StreamSettings) -> Format:
-    return make_format(
-        stream.format,
-        model,
-        registry=stream.registry,
-        registry_config=stream.registry_config,
-        schema_file=stream.schema_file,
-    )
-
-
 def warm_up(model: Model, step: "Step", settings: Settings) -> Warmup:
     """Begins to compile the graphs of a worker; raises ConfigError as it does."""
     stream = open_stream(settings.stream)
-    return Warmup(model, step, stream, _make_format(model, settings.stream), settings.worker.batch_size)
+    return Warmup(model, step, stream, format_of(settings.stream, model), settings.worker.batch_size)
 
 
 class WorkerProcess:
@@ -125,7 +115,7 @@ class WorkerProcess:
         self._model, self._step, self._spec, self._settings = model, step, spec, settings
         host = socket.gethostname()
         self._stream = open_stream(settings.stream, instance and f"{host}/{instance}")
-        self._format = _make_format(model, settings.stream)
+        self._format = format_of(settings.stream, model)
         check_backups(addresses, settings.ps.backups)
         if shard is not None and settings.ps.backups:
             raise ConfigError("--shard cannot be combined with ps.backups: a shard with a backup needs its own process")

@@ -142,7 +142,7 @@ def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
     return optimizer if factor == 1 else replace(optimizer, rate=_rounded(optimizer.rate * factor))
 
 
-def _with_features(model: Model, change: Callable[[Any], dict[str, Any]]) -> Model:
+def with_features(model: Model, change: Callable[[Any], dict[str, Any]]) -> Model:
     """The model with embedded features changed by the options that `change` returns for each."""
     features = [replace(f, **change(f)) if isinstance(f, Embedded) else f for f in model.schema.features]
     return model.replace(schema=replace(model.schema, features=features))
@@ -154,7 +154,7 @@ def _uses_default(model: Model) -> bool:
 
 def _embedding_rate(given: Model, factor: float) -> Model:
     """Scales the rates of features with their own optimizer, too."""
-    model = _with_features(given, lambda f: {} if f.optimizer is None else {"optimizer": _scaled(f.optimizer, factor)})
+    model = with_features(given, lambda f: {} if f.optimizer is None else {"optimizer": _scaled(f.optimizer, factor)})
     if _uses_default(model):
         model = model.replace(embedding_optimizer=_scaled(model.embedding_optimizer, factor))
     return model
@@ -175,7 +175,7 @@ def _accumulators(name: str) -> SettingChange:
         def changed(optimizer: Optimizer) -> Optimizer:
             return replace(optimizer, **{name: value}) if hasattr(optimizer, name) else optimizer
 
-        model = _with_features(given, lambda f: {} if f.optimizer is None else {"optimizer": changed(f.optimizer)})
+        model = with_features(given, lambda f: {} if f.optimizer is None else {"optimizer": changed(f.optimizer)})
         if _uses_default(model):
             model = model.replace(embedding_optimizer=changed(model.embedding_optimizer))
         return model
@@ -185,7 +185,7 @@ def _accumulators(name: str) -> SettingChange:
 
 def _dim(model: Model, factor: float) -> Model:
     """Scales the dim of all features; a dim of 1 is a weight and stays."""
-    return _with_features(model, lambda f: {} if f.dim == 1 else {"dim": min(MAX_DIM, max(2, round(f.dim * factor)))})
+    return with_features(model, lambda f: {} if f.dim == 1 else {"dim": min(MAX_DIM, max(2, round(f.dim * factor)))})
 
 
 def _init_scale(model: Model, factor: float) -> Model:
@@ -196,7 +196,7 @@ def _init_scale(model: Model, factor: float) -> Model:
         init = tables[feature.table_name]
         return {"init": Uniform(_rounded(init.scale * factor))} if isinstance(init, Uniform) and init.scale else {}
 
-    return _with_features(model, scaled)
+    return with_features(model, scaled)
 
 
 _CHANGES: dict[str, SettingChange] = {

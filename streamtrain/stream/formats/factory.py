@@ -8,6 +8,7 @@ from streamtrain.errors import BadSample, ConfigError
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
 from streamtrain.model.samples import SampleReader
+from streamtrain.settings.groups import StreamSettings
 from streamtrain.stream.formats.avro import AvroFormat
 from streamtrain.stream.formats.protobuf import ProtobufFormat, read_descriptor_set
 from streamtrain.stream.formats.registry import HEADER_BYTES, MAGIC, SchemaRegistry
@@ -82,6 +83,17 @@ def make_format(
     if name == "avro":
         return AvroFormat(model, client) if schema_file is None else _avro(model, Path(schema_file))
     return ProtobufFormat(model, client, read_descriptor_set(Path(schema_file)) if schema_file else None)
+
+
+def format_of(settings: StreamSettings, model: Model) -> Format:
+    """The format of a stream, by its settings; errors as `make_format`."""
+    return make_format(
+        settings.format,
+        model,
+        registry=settings.registry,
+        registry_config=settings.registry_config,
+        schema_file=settings.schema_file,
+    )
 
 
 def _avro(model: Model, path: Path) -> AvroFormat:
