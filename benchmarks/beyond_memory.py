@@ -32,9 +32,9 @@ from streamtrain.model.spec import Spec
 from streamtrain.ps.row_memory import RowMemory
 
 DIM = 16
-TABLE: dict[str, Any] = {"name": "item", "dim": DIM, "rate": 0.05, "seed": 1, "expire_after": 0}
+TABLE: dict[str, Any] = {"name": "item", "dim": DIM, "rate": 0.05, "seed": 1, "expire_after": 0, "decay": 1.0}
 TABLE |= {"dtype": "float16", "optimizer": "rowwise_adagrad"}
-SPEC = Spec("bench", 1, "mean", (TABLE,), ((1_000,),), (), {"optimizer": "adagrad", "rate": 0.1})
+SPEC = Spec("bench", 1, "mean", (TABLE,), ((1_000,),), (), {"optimizer": "adagrad", "rate": 0.1, "decay": 1.0})
 _EVERY = 10.0  # seconds between two lines
 _STRIDE = 7_919  # between ids that are born one after another, without a factor in common with their number
 _SAMPLED = 100_000  # ids whose counts are compared

@@ -84,7 +84,7 @@ void read_by_threads(const std::vector<BlockRead>& reads) {
 // an exception: the kernel writes into memory of the caller's.
 class Ring {
  public:
-  static constexpr unsigned kDepth = 64;
+  static constexpr unsigned kDepth = 128;
 
   // Nothing where the kernel has no rings, or does not allow them.
   static std::unique_ptr<Ring> open() {

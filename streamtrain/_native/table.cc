@@ -70,6 +70,7 @@ void Table::pipelined(const uint64_t* keys, size_t n, size_t row_bytes, Visit vi
     chunk(1, [&](size_t, uint32_t look) { prefetch_row(look); });
     chunk(2, [&](size_t i, uint32_t& look) {
       if (look == kUndecided) prefetch_row(look = index_.find(keys[i], [](uint32_t) { return true; }));
+      if (disk_ && look == kNoRow) disk_->prefetch(keys[i]);
     });
     chunk(3, [&](size_t i, uint32_t look) { visit(i, look); });
   }

@@ -239,8 +239,8 @@ def test_of_a_file_and_of_a_topic_the_same_is_said(tmp_path: Path) -> None:
     given, chosen = file["plans"][0], file["plans"][file["best"]]
     assert given["reads_per_sample"] > 0  # of pages
     assert given["tables"]["page"]["rows_in_memory"] < 2000
-    assert chosen["options"] == {"request.expire_after": '"1h"'}
-    assert chosen["reads_per_sample"] == 0
+    assert chosen["options"]["request.expire_after"] == '"1h"'
+    assert chosen["reads_per_sample"] < given["reads_per_sample"]
     with Valkey() as server:
         stream = open_stream(StreamSettings(url=server.url, topic="clicks"))
         stream.create(1)
