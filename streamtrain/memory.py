@@ -1,6 +1,7 @@
 """Memory of a process: what it may still take of the machine and of the container, and what is never collected."""
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,10 @@ def all_megabytes(cgroup: Path = _CGROUP) -> int:
 
 
 def _of_machine(name: str) -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except FileNotFoundError:  # not Linux: what is free is not known
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) // 1024
 
 

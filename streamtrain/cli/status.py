@@ -118,10 +118,20 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
         yield f"set, instead of the model file's: {', '.join(changed)}"
     if figures := format_figures(status["figures"] or {}):
         yield figures
+    yield from _proposed(status)
     if scaling := status.get("scaling"):
         span = format_span(status["time"] - scaling["since"])
         rows = f" ({scaling['rows']:,} of {scaling['total']:,})" if scaling["total"] else ""
         yield f"{len(status['shards'])} shards become {scaling['shards']}: {scaling['step']}{rows}, for {span}"
+
+
+def _proposed(status: dict[str, Any]) -> Iterator[str]:
+    proposal = status.get("proposal")
+    if not proposal or not proposal["why"]:
+        return
+    now = {"shards": len(status["shards"]), "workers": len(status["workers"])}
+    better = [f"{proposal[name]} {name} instead of {many}" for name, many in now.items() if proposal[name] != many]
+    yield f"proposed: {' and '.join(better) or 'no other numbers'}: {'; '.join(proposal['why'])}"
 
 
 def _format_delay(status: dict[str, Any], since: str) -> str:
@@ -141,7 +151,9 @@ def _tables(status: dict[str, Any]) -> Iterator[RenderableType]:
         shards.add_row(str(shard["index"]), shard["address"], _state(shard), samples, rows, megabytes, epoch)
     yield shards
     workers = new_table(
-        "workers", ("worker", "partitions", "lag", "samples/s", "samples/batch", "last seen, s"), right=_RIGHT
+        "workers",
+        ("worker", "partitions", "lag", "samples/s", "samples/batch", "waits for", "last seen, s"),
+        right=_RIGHT,
     )
     for worker in status["workers"]:
         partitions = Text("-" if worker["partitions"] is None else ", ".join(map(str, worker["partitions"])))
@@ -149,7 +161,9 @@ def _tables(status: dict[str, Any]) -> Iterator[RenderableType]:
             partitions.append(f"; {', '.join(map(str, worker['stalled']))} stands still", "red")
         seen = _seconds(worker["seen"])
         counts = (format_count(worker[name]) for name in ("lag", "samples_per_s", "samples_per_batch"))
-        workers.add_row(worker["name"], partitions, *counts, seen)
+        waits = [(worker.get(f"waits_for_{what}"), what) for what in ("samples", "shards")]
+        waiting = ", ".join(f"{what} {share:.0%}" for share, what in waits if share is not None) or "-"
+        workers.add_row(worker["name"], partitions, *counts, waiting, seen)
     yield workers if status["workers"] else Text("no workers")
     if status["servers"]:
         columns = ("server", "address", "version", "publication", "freshness", "last seen, s")

@@ -130,6 +130,9 @@ def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     ps: Annotated[
         str, typer.Option(metavar="N|ADDRESSES", help="Number of shards; or all addresses: host:port,…")
     ] = "",
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of workers, of a service that up runs.")
+    ] = None,
     backups: Annotated[
         str, typer.Option(metavar="ADDRESSES", help="Of the backups of all shards, in order, where they have some.")
     ] = "",
@@ -143,7 +146,7 @@ def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     config: Config = None,
     setting: Setting = None,
 ) -> None:
-    """Change the number of shards while the service runs: workers, serving and the coordinator stay.
+    """Change the number of shards, or of workers, while the service runs; all other processes stay.
 
     A service that up runs starts and ends shards itself: give their number. Elsewhere, start new ones with ps --spare
     first, and give the addresses of all shards that are to hold the rows. Those that are left out hold none afterwards.
@@ -158,9 +161,11 @@ def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
         with _coordinator(settings) as client:
             client.cancel_scale()
         return
-    if not ps:
-        raise ConfigError("--ps is required: the number of shards, or the addresses of all")
-    addresses = () if ps.isdecimal() else Cluster.of_addresses(ps).ps
+    if not ps and workers is None:
+        raise ConfigError("--ps or --workers is required: the number of shards, or the addresses of all, or of workers")
+    addresses = () if not ps or ps.isdecimal() else Cluster.of_addresses(ps).ps
+    if workers is not None and (addresses or dry_run):
+        raise ConfigError("--workers is for a service that up runs: elsewhere, start and stop workers as you like")
     limit = parse_size(rate, "--rate") if rate else 0.0
     of_backups = Cluster.of_addresses(backups).ps if backups else ()
     if of_backups and not addresses:
@@ -174,7 +179,7 @@ def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
                 seconds = parse_duration(timeout, "--timeout")
                 shards = list(client.scale(addresses, of_backups, rate=limit, timeout=seconds).shards)
         else:
-            shards = _ask_up(settings, int(ps), limit)
+            shards = _ask_up(settings, int(ps) if ps else None, limit, workers)
     if json:
         print_json({"shards": shards})
     else:
@@ -216,7 +221,7 @@ def drain(  # typer makes options of them; nobody calls it with positions
         typer.echo(f"{address} holds no rows any more and can be stopped; {len(shards)} shards: {', '.join(shards)}")
 
 
-def _ask_up(settings: "Settings", shards: int, rate: float) -> list[str]:
+def _ask_up(settings: "Settings", shards: int | None, rate: float, workers: int | None) -> list[str]:
     from streamtrain.service.scaling import ask
 
     service = find_service(Path(settings.up.data))
@@ -224,7 +229,7 @@ def _ask_up(settings: "Settings", shards: int, rate: float) -> list[str]:
         raise ConfigError(
             f"no service of up runs in {settings.up.data}: set --set up.data=…, or give the addresses of all shards"
         )
-    return ask(service, shards, rate)
+    return ask(service, shards, rate, workers=workers)
 
 
 def _coordinator(settings: "Settings") -> "CoordinatorClient":

@@ -19,6 +19,7 @@ import numpy as np
 from streamtrain._core import shards_of
 from streamtrain.checkpoint.cluster_checkpoint import Checkpointer, CheckpointInfo, CheckpointSchedule
 from streamtrain.checkpoint.shard_map import next_shard_map
+from streamtrain.cluster.autoscale import LoadWatch, Proposal, share
 from streamtrain.cluster.forgetting import Forgetting, Receipt
 from streamtrain.cluster.history import History
 from streamtrain.cluster.members import SERVER, WORKER, Member, Members
@@ -136,7 +137,7 @@ class Coordinator:
         self._asked_again = [0] * len(controls)  # how often each was polled by itself, which no older answer replaces
         self._away: set[int] = set()  # shards that have answered before and do not now
         self._samples: deque[tuple[float, int]] = deque()
-        self._history = History(settings.checkpoint.url, now)
+        self._history, self._load = History(settings.checkpoint.url, now), LoadWatch()
         self._examples: dict[str, Any] = {}  # of dead letters, by reason
         self._left: deque[float] = deque(maxlen=_MAX_GONE)  # when workers left, by the monotonic clock
         self._gone: dict[str, Mapping[str, int]] = {}  # dead letters of workers that left, by name
@@ -429,6 +430,7 @@ class Coordinator:
             "run": ready[0].run if ready else None,
             "slots": self.shard_map._asdict(),
             "scaling": progress._asdict() if (progress := self._progress) else None,
+            "proposal": proposal._asdict() if (proposal := self.proposal) else None,
             "figures": self.quality.figures(),
             "samples": samples_of(ready),
             "samples_per_s": self._rate(),
@@ -448,6 +450,11 @@ class Coordinator:
             "held": self.publications.held if self.publications else "",
             "history": self._history.points(),
         }
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """Which numbers of shards and workers would be better; None: that is not known yet."""
+        return self._load.proposal
 
     def lag(self) -> int | None:
         """Messages that are not learned yet; where the stream does not tell, what workers report."""
@@ -533,6 +540,9 @@ class Coordinator:
                 self._samples.append((at, samples))
             while self._samples and self._samples[0][0] < at - _RATE_SECONDS:
                 self._samples.popleft()
+        by_address = {control.target: status for control, status in zip(polled, statuses, strict=True)}
+        workers = [worker.about for worker in self.members.of(WORKER)]
+        self._load.look(at, by_address, workers, self.lag(), self._rate() or 0.0)
         if at >= self._point_due:
             self._point_due = at + _POINT_EVERY
             self._add_point()
@@ -619,6 +629,7 @@ def _worker_to_json(member: Member) -> dict[str, Any]:
         "stalled": _numbers(about.get("stalled")),
         "samples_per_s": rate if isinstance(rate, int | float) else None,
         "samples_per_batch": size if isinstance(size, int | float) else None,
+        **{name: share(about, name) for name in ("waits_for_samples", "waits_for_shards")},
         "seen": member.seen,
     }
 

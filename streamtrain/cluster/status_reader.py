@@ -112,6 +112,7 @@ class StatusReader:
             "run": ready[0].run if ready else None,
             "slots": None,
             "scaling": None,
+            "proposal": None,
             "figures": None,
             "samples": samples_of(ready),
             "samples_per_s": self._rate(samples_of(ready)),

@@ -264,6 +264,7 @@ class CoordinatorState:
         shards: by "ready", "empty" and "away".
         slot_epoch: of the slot map.
         lag: messages that not all shards have learned; None: not known.
+        proposed_shards, proposed_workers: how many would be better; None: not known.
         lead: of checkpoints and publications.
         counters: events, by name.
     """
@@ -273,6 +274,8 @@ class CoordinatorState:
     shards: Mapping[str, int]
     slot_epoch: int
     lag: int | None
+    proposed_shards: int | None
+    proposed_workers: int | None
     lead: LeadState
     counters: Mapping[str, int]
 
@@ -317,6 +320,18 @@ class CoordinatorMetrics:
             "streamtrain_coordinator_lag_messages",
             "Messages of the stream that not all shards have learned; missing while it is not known.",
             state.lag,
+        )
+        yield gauge(
+            "streamtrain_coordinator_proposed_shards",
+            "Shards that would be enough and not too many for the load of the last minute; missing while it is not "
+            "known.",
+            state.proposed_shards,
+        )
+        yield gauge(
+            "streamtrain_coordinator_proposed_workers",
+            "Workers that would be enough and not too many for the load of the last minute; missing while it is not "
+            "known.",
+            state.proposed_workers,
         )
         counters = dict(state.counters)
         yield from collect_lead(state.lead, counters)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -82,6 +82,7 @@ class WorkerMetrics:
         self._examples: dict[str, dict[str, object]] = {}
         self._learned = (0, 0)
         self._state = (monotonic(), self._learned, 0.0, 0.0)
+        self._spent, self._waited = dict.fromkeys(STAGES, 0.0), (0.0, 0.0)
         self._read_quality: Quality | None = None
         self._quality_due = -math.inf
         self._quality_stale = False
@@ -181,13 +182,19 @@ class WorkerMetrics:
         self._rewinds.inc()
         self.position(offsets)
 
-    def stage(self, name: str) -> AbstractContextManager[object]:
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
         """Measures the time of a batch in one of `STAGES`, whether or not it fails there."""
-        return self._stages[name].time()
+        began = self._monotonic()
+        try:
+            yield
+        finally:
+            self.observe(name, self._monotonic() - began)
 
     def observe(self, stage: str, seconds: float) -> None:
         """A batch took `seconds` in one of `STAGES`."""
         self._stages[stage].observe(seconds)
+        self._spent[stage] += seconds
 
     def bad(self, reason: str, samples: int = 1) -> None:
         """Messages cannot be decoded or break the schema."""
@@ -268,6 +275,12 @@ class WorkerMetrics:
         """What is reported to the coordinator, as JSON values; rates are since the last call. Not thread-safe."""
         before, (learned, done), rate, size = self._state
         now, (total, batches) = self._monotonic(), self._learned
+        waited = self._spent["poll"], self._spent["pull"] + self._spent["settle"]
+        seconds = max(now - before, 1e-9)
+        for_samples, for_shards = (
+            min(1.0, (after - of) / seconds) for of, after in zip(self._waited, waited, strict=True)
+        )
+        self._waited = waited
         if now > before:
             rate = (total - learned) / (now - before)
         if batches > done:
@@ -281,6 +294,8 @@ class WorkerMetrics:
             "samples": total,
             "samples_per_s": rate,
             "samples_per_batch": size,
+            "waits_for_samples": for_samples,
+            "waits_for_shards": for_shards,
             "dead_letters": self._letters,
             "dead_letter_examples": self._examples,
         }

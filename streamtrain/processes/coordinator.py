@@ -38,6 +38,8 @@ def read_state(coordinator: Coordinator, counters: Mapping[str, int]) -> Coordin
         shards={state: states[state] for state in ("ready", "empty", "away")},
         slot_epoch=coordinator.shard_map.epoch,
         lag=coordinator.lag(),
+        proposed_shards=proposal.shards if (proposal := coordinator.proposal) else None,
+        proposed_workers=proposal.workers if proposal else None,
         lead=read_lead(coordinator),
         counters=counters,
     )

@@ -122,6 +122,8 @@ class WorkerProcess:
         self._begin = ShardMap(0, tuple(addresses), settings.ps.backups)
         self._security = Security.from_settings(settings.security)
         self._ps = None if shard is None else PsProcess(shard, addresses, settings, workers)
+        if self._ps is not None:
+            self._ps.node.is_colocated = True
         self._name = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.metrics = WorkerMetrics()
         self.validation = ProgressiveValidation(model.labels, window=settings.worker.window)

@@ -1,4 +1,7 @@
-"""Scaling of a service on one machine: `streamtrain scale` leaves a request in its folder, and `up` answers there."""
+"""Scaling of a service on one machine: `streamtrain scale` leaves a request in its folder, and `up` answers there.
+
+With `scale.auto`, `up` also does by itself what the coordinator proposes.
+"""
 
 import json
 import logging
@@ -11,13 +14,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from streamtrain.address import reserve_port
 from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.cluster.scaling import MOST_SHARDS, next_places
-from streamtrain.errors import ConfigError, StreamtrainError
+from streamtrain.errors import ConfigError, ShardError, StreamtrainError
 from streamtrain.memory import free_megabytes
 from streamtrain.periodic import PeriodicTask
+from streamtrain.service.autoscaler import Autoscaler, Numbers
 from streamtrain.service.local import MEGABYTES
 from streamtrain.service.programs import Program
 from streamtrain.service.service_file import ServiceFile, find_service, rewrite_service_file, write_private
@@ -29,16 +34,19 @@ logger = logging.getLogger(__name__)
 _REQUEST, _ANSWER = "scale-{}.request", "scale-{}.answer"
 _EVERY = 0.2  # seconds between two looks
 _FIRST = "ps0"
-_ADDRESSES = "STREAMTRAIN_PS__ADDRESSES"
+_ADDRESSES, _PROCESS = "STREAMTRAIN_PS__ADDRESSES", "STREAMTRAIN_LOG__PROCESS"
+_MOST_WORKERS = 256
+_FOLLOW_EVERY = 5.0  # seconds between two looks at what is proposed
 
 
-def ask(service: ServiceFile, shards: int, rate: float = 0.0) -> list[str]:
-    """Asks a service for another number of shards; returns their addresses.
+def ask(service: ServiceFile, shards: int | None, rate: float = 0.0, *, workers: int | None = None) -> list[str]:
+    """Asks a service for other numbers of shards and workers; returns the addresses of the shards.
 
     Args:
         service: which one.
-        shards: how many there are to be.
+        shards: how many there are to be; None: as many as there are.
         rate: bytes per second that each reads at most meanwhile; 0: as many as it can.
+        workers: how many there are to be; None: as many as there are.
 
     Raises:
         ConfigError: it refuses.
@@ -46,7 +54,7 @@ def ask(service: ServiceFile, shards: int, rate: float = 0.0) -> list[str]:
     """
     folder, name = service.path.parent, secrets.token_hex(8)
     request, answer = folder / _REQUEST.format(name), folder / _ANSWER.format(name)
-    _write(request, {"shards": shards, "rate": rate})
+    _write(request, {"shards": shards, "rate": rate, "workers": workers})
     try:
         while not answer.exists():
             if (now := find_service(folder)) is None or not now.is_running:
@@ -70,7 +78,7 @@ def _write(path: Path, values: Mapping[str, object]) -> None:
 
 
 class ServiceScaler:
-    """Starts and ends shards of a service, as requests in its folder say; to be entered.
+    """Starts and ends shards and workers of a service, as requests in its folder say; to be entered.
 
     Args:
         settings: of the service, with what was completed.
@@ -92,7 +100,10 @@ class ServiceScaler:
         self._is_placed_here = "ps.addresses" in completed
         self._addresses = list(settings.ps.addresses)
         self._names = {address: f"ps{index}" for index, address in enumerate(self._addresses)}
+        self._workers = [f"worker{index}" for index in range(settings.up.workers)]
         self._folder = file.parent
+        self._autoscaler = Autoscaler(settings.scale, self._follow, partial(report, "up"))
+        self._followed_at = 0.0
         self._task = PeriodicTask("scale", self._look, _EVERY, subject="answering requests for other shards")
 
     def __enter__(self) -> "ServiceScaler":
@@ -110,14 +121,57 @@ class ServiceScaler:
                 text = request.read_bytes()
                 request.unlink()  # before: one that is damaged must not be in the way of others
                 asked = json.loads(text)
-                _write(request.with_suffix(".answer"), self._answer(asked["shards"], asked.get("rate", 0.0)))
+                answer = self._answer(asked["shards"], asked.get("rate", 0.0), asked.get("workers"))
+                _write(request.with_suffix(".answer"), answer)
+        if self._settings.scale.auto and time.monotonic() - self._followed_at > _FOLLOW_EVERY:
+            self._followed_at = time.monotonic()
+            with suppress(ShardError), CoordinatorClient.from_settings(self._settings) as client:
+                self._follow_proposal(client.status())
 
-    def _answer(self, shards: int, rate: float) -> dict[str, object]:
+    def _answer(self, shards: int | None, rate: float, workers: int | None) -> dict[str, object]:
         try:
-            return {"shards": self.scale(shards, rate)}
+            if workers is not None:
+                self.scale_workers(workers)
+            return {"shards": self._addresses if shards is None else self.scale(shards, rate)}
         except (StreamtrainError, OSError) as exc:
-            self._report("up", f"still {len(self._addresses)} shards: {exc}")
+            self._report("up", f"still {len(self._addresses)} shards and {len(self._workers)} workers: {exc}")
             return {"error": str(exc), "refused": isinstance(exc, ConfigError)}
+
+    def _follow_proposal(self, status: Mapping[str, Any]) -> None:
+        numbers = Numbers(len(self._addresses), len(self._workers))
+        is_whole = numbers == (len(status["shards"]), len(status["workers"]))  # none has just died, or starts
+        self._autoscaler.follow(status["proposal"] if is_whole else None, numbers)
+
+    def _follow(self, numbers: Numbers) -> None:
+        if numbers.workers != len(self._workers):
+            self.scale_workers(numbers.workers)
+        if numbers.shards != len(self._addresses):
+            self.scale(numbers.shards)
+
+    def scale_workers(self, workers: int) -> None:
+        """Has so many workers learn from now on. Those that leave finish their batches first.
+
+        Raises:
+            ConfigError: that cannot be.
+        """
+        if not 1 <= workers <= _MOST_WORKERS:
+            raise ConfigError(f"--workers must be 1 to {_MOST_WORKERS}, not {workers}")
+        if self._settings.consistency.mode == "bulk":
+            raise ConfigError("with consistency.mode bulk, the number of workers changes at a restart only")
+        before, first = len(self._workers), self._supervisor.program(self._workers[0])
+        free, needed = free_megabytes(), MEGABYTES["tensorflow"] * (workers - before)
+        if needed > free:
+            raise ConfigError(f"not enough memory: {workers} workers need {needed:,} MB more, and {free:,} MB are free")
+        while len(self._workers) < workers:
+            name = next(name for i in count() if (name := f"worker{i}") not in self._workers)
+            command = [name if word == self._workers[0] else word for word in first.command]
+            environment = {**first.environment, _PROCESS: name}
+            self._supervisor.add(replace(first, name=name, command=command, environment=environment))
+            self._workers.append(name)
+        while len(self._workers) > workers:
+            self._supervisor.remove(self._workers.pop())
+        if workers != before:
+            self._report("up", f"{workers} workers instead of {before}")
 
     def scale(self, shards: int, rate: float = 0.0) -> list[str]:
         """Has so many shards hold the rows from now on, see `ask`; returns their addresses.
@@ -159,7 +213,7 @@ class ServiceScaler:
         name = next(name for i in count() if (name := f"ps{i}") not in self._names.values())
         at = list(first.command).index("--index")
         command = [*first.command[:at], "--spare", address, *first.command[at + 2 :]]
-        environment = {**first.environment, "STREAMTRAIN_LOG__PROCESS": name}
+        environment = {**first.environment, _PROCESS: name}
         self._supervisor.add(replace(first, name=name, command=command, environment=environment))
         self._names[address] = name
         return address

@@ -43,6 +43,7 @@ __all__ = [
     "LogSettings",
     "PsSettings",
     "PublishSettings",
+    "ScaleSettings",
     "SecuritySettings",
     "ServeSettings",
     "Settings",
@@ -461,6 +462,26 @@ class UpSettings(SettingsGroup):
     kafka: PathText | None = None
 
 
+class ScaleSettings(SettingsGroup):
+    """Whether `streamtrain up` follows what is proposed, and within which limits.
+
+    Attributes:
+        auto: whether it starts and ends shards and workers by itself.
+        min_shards: fewest shards.
+        max_shards: most shards; None: as many as the machine has cores.
+        min_workers: fewest workers.
+        max_workers: most workers; None: as many as the machine has cores.
+        cooldown: seconds after a change before the next one, and for which fewer have to be proposed.
+    """
+
+    auto: Flag = False
+    min_shards: Annotated[Count, Field(ge=1)] = 1
+    max_shards: Annotated[Count, Field(ge=1)] | None = None
+    min_workers: Annotated[Count, Field(ge=1)] = 1
+    max_workers: Annotated[Count, Field(ge=1)] | None = None
+    cooldown: Seconds = 300.0
+
+
 class LogSettings(SettingsGroup):
     """What processes log to standard error; see `streamtrain.logs.set_up_logs`.
 
@@ -518,6 +539,7 @@ class Settings(SettingsGroup):
     security: SecuritySettings = SecuritySettings()
     log: LogSettings = LogSettings()
     up: UpSettings = UpSettings()
+    scale: ScaleSettings = ScaleSettings()
 
 
 GROUPS = frozenset(name for name, field in Settings.model_fields.items() if isinstance(field.default, SettingsGroup))

@@ -1,5 +1,6 @@
 """`streamtrain status` as a user runs it."""
 
+import io
 import os
 import pty
 import signal
@@ -7,7 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from streamtrain.cli.status import render_status
 from streamtrain.cluster.client import Heartbeat
 from tests import commands
 from tests.cluster.coordinated import LOG, Coordinated, names, states
@@ -40,6 +43,8 @@ def about() -> dict[str, Any]:
         "lag": {"4": 1234},
         "samples_per_s": 777.0,
         "samples_per_batch": 31.0,
+        "waits_for_samples": 0.87,
+        "waits_for_shards": 0.04,
         "dead_letters": {"not_json": 12},
     }
 
@@ -53,6 +58,23 @@ def test_what_the_coordinator_says(cluster: Coordinated) -> None:
         shown = run("status", *asking(cluster)).stdout
     for text in ("first-worker", "4, 5", "1,234", "777", "31", "not_json 12", *cluster.addresses, "ids 6", "ids 3"):
         assert text in shown, shown
+    assert "samples 87%, shards 4%" in shown
+    assert found["proposal"] is None  # it is not known yet
+
+
+def test_what_is_proposed_is_shown_with_its_reason(cluster: Coordinated) -> None:
+    status = told("status", *addresses(cluster))
+
+    def shown(shards: int, workers: int, *why: str) -> str:
+        text = io.StringIO()
+        proposal = {"shards": shards, "workers": workers, "why": why}
+        Console(width=200, file=text).print(render_status(status | {"proposal": proposal}, ""))
+        return text.getvalue()
+
+    assert "proposed: 4 shards instead of 2: they are busy\n" in shown(4, 0, "they are busy")
+    assert "proposed: 1 shards instead of 2 and 3 workers instead of 0: a; b\n" in shown(1, 3, "a", "b")
+    assert "proposed: no other numbers: more partitions are needed\n" in shown(2, 0, "more partitions are needed")
+    assert "proposed" not in shown(2, 0)
 
 
 def test_what_shards_say_is_of_the_same_form(cluster: Coordinated) -> None:

@@ -144,6 +144,8 @@ COORDINATOR = CoordinatorState(
     shards={"ready": 1},
     slot_epoch=1,
     lag=1,
+    proposed_shards=1,
+    proposed_workers=1,
     lead=LeadState(held=False, checkpointed=1.0, published=1.0),
     counters={"refused_token": 1},
 )

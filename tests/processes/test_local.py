@@ -341,6 +341,15 @@ def shards_change_in_number(service: Service, folder: Path, total: int) -> int:
         total = write(service.stream, total, 100)
         assert service.counted() == total
     assert service.pid("worker") == worker
+    for count in (2, 1):
+        done = run(folder, "scale", "--workers", str(count))
+        assert (done.returncode, done.stderr) == (0, ""), done
+        assert len(service.pids("worker", "worker1")) == count - 1
+        total = write(service.stream, total, 100)
+        assert service.counted() == total
+    assert service.pid("worker") == worker
+    done = run(folder, "scale", "--workers", "0")
+    assert (done.returncode, done.stderr) == (2, "streamtrain: --workers must be 1 to 256, not 0\n")
     done = run(folder, "scale", "--ps", "0")
     assert (done.returncode, done.stderr) == (2, "streamtrain: --ps must be 1 to 1024 shards, not 0\n")
     (folder / "streamtrain.toml").unlink()

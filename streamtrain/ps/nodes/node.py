@@ -62,6 +62,7 @@ class Node:
         write_patience: float = 60.0,
     ) -> None:
         self.counters: dict[str, int] = {}
+        self.is_colocated = False
         self.epoch = NO_EPOCH
         self.published = 0
         self.lease_generation = 0

@@ -1,5 +1,6 @@
 """The gRPC server of a shard (schemas/ps.proto)."""
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any
@@ -13,6 +14,7 @@ import streamtrain.ps.rpc.ps_pb2 as pb
 from streamtrain._core import shards_of
 from streamtrain.errors import ShardRefused, ShardUnavailable
 from streamtrain.incarnation import Incarnation
+from streamtrain.memory import free_megabytes
 from streamtrain.model.spec import Spec
 from streamtrain.ps.consistency import Consistency
 from streamtrain.ps.nodes.node import Node
@@ -36,7 +38,8 @@ def status_of(node: Node, workers: list[str], *, predictions: bool = False) -> A
     status.epoch, status.published, status.generation = node.epoch, node.published, node.lease_generation
     status.incarnation, status.map_epoch = str(node.incarnation or ""), node.map_epoch
     status.counters.update(dict(node.counters))  # a copy: other threads add to it
-    status.rows_ahead = node.rows_ahead
+    status.rows_ahead, status.free_memory = node.rows_ahead, max(0, free_megabytes()) << 20
+    status.cpu_ms = 0 if node.is_colocated else int(1000 * time.process_time())
     if node.role.pairing is not None:
         status.standing.CopyFrom(_standing_of(node, node.backup))
     if not node.ready:
