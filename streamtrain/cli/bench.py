@@ -147,12 +147,10 @@ def size(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
     As JSON: samples, learned (samples that options are judged by), horizon, disk_reads_per_s, plans, best (one of the
     plans).
     """
-    from streamtrain.disk import rows_folder
     from streamtrain.durations import parse_size
-    from streamtrain.tuning.sizing import Sizing, best, disk_reads
+    from streamtrain.tuning.sizing import Sizing, best
 
     limit, settings = parse_size(memory, "--memory"), read_client_settings(config, setting, {"model": model})
-    folder = rows_folder(disk or settings.ps.disk, "--disk")
     read = sample_file(files, format_, text, lists).opened() if files else None  # errors show before TensorFlow loads
     sizing = Sizing(load_required_model(settings, threads), batch_size=batch_size)
     _add_all(sizing, _batches(sizing, settings, read, samples), max_bad_ratio)
@@ -164,15 +162,27 @@ def size(  # noqa: PLR0917  # typer makes options of them; nobody calls it with 
             on_progress=lambda option: status.update(f"learning {sizing.learned:,} samples, {option}"),
         )
     chosen, planned = best(plans), max(horizon, sizing.samples)
-    reads = disk_reads(folder) if plans[0].reads else 0.0
+    reads = _disk_reads(disk or settings.ps.disk) if plans[0].reads else None
     if json:
-        figures = {"samples": sizing.samples, "learned": sizing.learned, "horizon": round(planned)}
-        figures |= {"disk_reads_per_s": round(reads)}
+        figures: dict[str, Any] = {"samples": sizing.samples, "learned": sizing.learned, "horizon": round(planned)}
+        figures |= {"disk_reads_per_s": reads and round(reads)}
         print_json(figures | {"plans": [one.as_json() for one in plans], "best": chosen and plans.index(chosen)})
         return
     title = f"{sizing.samples:,} samples read, planned for {planned:,.0f}, in {memory} for rows"
     tables = [_plans_table(title, plans), _rows_table(chosen or plans[0])]
     show(*tables, *_advice(chosen, plans, reads, sizing.learned))
+
+
+def _disk_reads(folder: str | None) -> float | None:
+    """Rows that can be read from it per second; None: there can be none, as a line on standard error says."""
+    from streamtrain.disk import rows_folder
+    from streamtrain.tuning.sizing import disk_reads
+
+    try:
+        return disk_reads(rows_folder(folder, "--disk"))
+    except ConfigError as exc:
+        typer.echo(f"the speed of the disk is not known: {exc}", err=True)
+        return None
 
 
 def _add_all(sizing: "Sizing", batches: "Iterator[tuple[Batch, list[BadSample]]]", max_bad_ratio: float) -> None:
@@ -245,7 +255,7 @@ def _rows_table(plan: "Plan") -> Any:
     return table
 
 
-def _advice(chosen: "Plan | None", plans: list["Plan"], reads: float, learned: int) -> Iterator[str]:
+def _advice(chosen: "Plan | None", plans: list["Plan"], reads: float | None, learned: int) -> Iterator[str]:
     """What to do, in sentences."""
     if len(plans) == 1 and chosen and not chosen.reads:
         yield "All rows have room: there is nothing to change."
@@ -265,10 +275,9 @@ def _advice(chosen: "Plan | None", plans: list["Plan"], reads: float, learned: i
     else:
         yield "Best: the model as given. No option saves reads and surely costs less than half a percent of the loss."
     if chosen.reads:
-        yield (
-            f"Set ps.memory of each shard to its part of the memory. This disk reads {reads:,.0f} rows/s: "
-            f"at most {reads / chosen.reads:,.0f} samples/s if all shards are on it."
-        )
+        yield "Set ps.memory of each shard to its part of the memory."
+    if chosen.reads and reads:
+        yield f"This disk reads {reads:,.0f} rows/s: at most {reads / chosen.reads:,.0f} samples/s by all shards on it."
 
 
 def _megabytes(nbytes: float) -> str:

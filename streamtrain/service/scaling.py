@@ -140,7 +140,12 @@ class ServiceScaler:
     def _follow_proposal(self, status: Mapping[str, Any]) -> None:
         numbers = Numbers(len(self._addresses), len(self._workers))
         is_whole = numbers == (len(status["shards"]), len(status["workers"]))  # none has just died, or starts
-        self._autoscaler.follow(status["proposal"] if is_whole else None, numbers)
+        proposal = status["proposal"] if is_whole else None
+        if proposal and (self._settings.ps.backups or not self._is_placed_here):
+            proposal = {**proposal, "shards": numbers.shards}
+        if proposal and self._settings.consistency.mode == "bulk":
+            proposal = {**proposal, "workers": numbers.workers}
+        self._autoscaler.follow(proposal, numbers)
 
     def _follow(self, numbers: Numbers) -> None:
         if numbers.workers != len(self._workers):

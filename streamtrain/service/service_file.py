@@ -63,7 +63,8 @@ def refuse_second(folder: Path) -> None:
     service = find_service(folder)
     if service is not None and service.is_running:
         raise ConfigError(
-            f"`streamtrain up` already runs in {service}: stop it first, or set up.data to another folder"
+            f"`streamtrain up` already runs in {service}: stop it first, or set up.data to another folder; "
+            "`streamtrain scale` changes its numbers of shards and workers while it runs"
         )
 
 

@@ -102,7 +102,7 @@ def test_a_change_is_shown_limited_and_cancelled(cluster: Scaled) -> None:
     cluster.learned(2_000, 0, 2, 1)
     assert cluster.differences(2_000, 0, 2, 1) == []
     assert "--rate must be a positive size" in refused("scale", "--ps", ps, "--rate", "x", *cluster.options, code=2)
-    assert "--ps is required" in refused("scale", *cluster.options, code=2)
+    assert "--ps or --workers is required" in refused("scale", *cluster.options, code=2)
 
 
 def test_a_shard_is_drained(cluster: Scaled) -> None:

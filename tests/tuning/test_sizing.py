@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import streamtrain as st
 from streamtrain._core import Table, hash_integers
+from streamtrain.disk import file_system
 from streamtrain.embedded.valkey import Valkey
 from streamtrain.errors import ConfigError
 from streamtrain.settings.groups import StreamSettings
@@ -227,13 +228,15 @@ def test_of_a_file_and_of_a_topic_the_same_is_said(tmp_path: Path) -> None:
     lines = [json.dumps(one) for one in samples()]
     (tmp_path / "samples.jsonl").write_text("\n".join([*lines, "{}"]))
 
-    def size(*args: str) -> Any:
-        command = [*commands.COMMAND, "size", "--memory", "150kB", "--disk", str(tmp_path), *args]
+    def size(*args: str, disk: Path = tmp_path, said: str = "") -> Any:
+        command = [*commands.COMMAND, "size", "--memory", "150kB", "--disk", str(disk), *args]
         done = commands.run(command, capture_output=True, cwd=tmp_path, timeout=PATIENCE, text=True)
         assert done.returncode == 0, done.stderr
+        assert said in done.stderr
         return done.stdout
 
-    file = json.loads(size("samples.jsonl", "--model", "model.py:model", "--json"))
+    of_file = ("samples.jsonl", "--model", "model.py:model")
+    file = json.loads(size(*of_file, "--json"))
     assert (file["samples"], file["horizon"], file["learned"]) == (8000, 8000, 8000)
     assert file["disk_reads_per_s"] > 100
     given, chosen = file["plans"][0], file["plans"][file["best"]]
@@ -241,6 +244,9 @@ def test_of_a_file_and_of_a_topic_the_same_is_said(tmp_path: Path) -> None:
     assert given["tables"]["page"]["rows_in_memory"] < 2000
     assert chosen["options"]["request.expire_after"] == '"1h"'
     assert chosen["reads_per_sample"] < given["reads_per_sample"]
+    if file_system("/dev/shm") == "tmpfs":
+        unknown = "the speed of the disk is not known: /dev/shm is itself in memory (tmpfs); set --disk to a folder on"
+        assert "samples/s" not in size(*of_file, "--minutes", "0", disk=Path("/dev/shm"), said=unknown)
     with Valkey() as server:
         stream = open_stream(StreamSettings(url=server.url, topic="clicks"))
         stream.create(1)
