@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamtrain.address import parse_address
-
 SECONDS = 60.0
 """What is looked back on."""
 
@@ -129,9 +127,11 @@ def _workers(load: Load) -> tuple[int, str]:
 
 
 def _are_apart(shards: Sequence[ShardLoad]) -> bool:
-    """Whether each has memory of its own."""
-    hosts = [parse_address(one.address, "ps.addresses").host for one in shards]
-    return len({*hosts}) == len(hosts) and not any(host in {"127.0.0.1", "localhost", "::1"} for host in hosts)
+    """Whether each has memory of its own; of those that are known by name, `registry:…`, it is not known."""
+    hosts = [one.address.rpartition(":")[0] for one in shards]
+    return len({*hosts}) == len(hosts) and not {"127.0.0.1", "localhost", "[::1]", "unix", "registry"}.intersection(
+        hosts
+    )
 
 
 class _Seen(NamedTuple):

@@ -36,6 +36,10 @@ APART = "10.0.0.{}"
         # Memory, where each has its own.
         (shards(2, 0.4, 60, 5, host=APART), {}, (3, 2), "60.0 GB of rows and 5.0 GB are free there"),
         (shards(2, 0.4, 60, 20, host=APART), {}, (2, 2), ""),
+        (shards(1, 0.4, 60, 5, host="registry"), {}, (1, 2), ""),  # as of shards that Ray starts
+        (shards(2, 0.9, 60, 5, host="registry"), {}, (4, 2), "shards use 0.90 of a core each"),
+        (shards(1, 0.4, 60, 5, host="[::1]"), {}, (1, 2), ""),
+        (shards(1, 0.4, 60, 5, host="[fd00::1]"), {}, (2, 2), "60.0 GB of rows and 5.0 GB are free there"),
         (shards(2, 0.4, 60, 5), {}, (2, 2), ""),  # others of this machine would take the same memory
         (shards(4, 0.05, 60, 20, host=APART), {}, (4, 2), ""),  # three would not hold the rows
         (shards(4, 0.05, 20, 60, host=APART), {}, (2, 2), "shards use 0.05 of a core each"),
