@@ -595,8 +595,15 @@ class Table:
         state: NDArray[np.float32],
         counts: NDArray[np.uint32],
         last_seen: NDArray[np.uint32],
+        *,
+        cold: bool = False,
     ) -> int:
-        """Write whole rows, as from a checkpoint; return how many were new."""
+        """Write whole rows, as from a checkpoint; return how many were new.
+
+        New ones that are `cold` go straight to disk once memory is full, while no channel or snapshot is open.
+        """
+    def expect(self, rows: int) -> None:
+        """Make room for so many rows in the index of those on disk, as far as the budget allows."""
     def remove(self, keys: NDArray[np.uint64]) -> int: ...
     def lookup(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.uint32], NDArray[np.uint32]]:
         """Whether each key has a row, its count and its last_seen, which is 0 where it is not kept."""

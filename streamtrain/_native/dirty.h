@@ -31,6 +31,7 @@
 // Thread safety: external synchronisation. Queues are deques: they grow and shrink without copying.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -161,6 +162,9 @@ class DirtyChannels {
   }
 
   bool any_sealed() const { return sealed_bits_; }
+  bool all_free() const {
+    return std::all_of(channels_.begin(), channels_.end(), [](const Channel& c) { return c.state == State::kFree; });
+  }
 
   const Channel& get(uint32_t channel) const {
     if (channel >= kChannels || (channels_[channel].state != State::kOpen && !channels_[channel].sealed()))

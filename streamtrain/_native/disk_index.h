@@ -2,19 +2,25 @@
 //
 // A slot is one word: 30 bits of the key's place (place.h), below those that choose the table, and 34 bits of a row
 // number. The former say where a slot belongs in a table of any size, so growing and erasing read no rows. A bucket is
-// a cache line of 8 slots; a key belongs in bucket bits * buckets >> 30, or in the next one that has room. Tables grow
-// as those of index.h do: slots are 5/6 full on average, 9.6 bytes per key.
+// a cache line of 8 slots; a key belongs in bucket bits * buckets >> 30, or in one after that. Where a bucket is full,
+// slots that are further from their own ones stay, and another one goes on instead (Robin Hood hashing, Celis 1986): so
+// a lookup ends where slots begin that are nearer than its key would be, nearly always within two neighbouring lines.
+// Tables grow as those of index.h do: slots are 5/6 full on average, 9.6 bytes per key.
 // What is found are candidates: of two keys, the 40 bits are the same once in 2^39 (place.h); whoever has read the row
 // compares its key.
 //
 // Thread safety: external synchronisation; const functions may run together.
-// Invariant: all buckets from a slot's own one to the one before it are full.
+// Invariants, for every slot that is not in its own bucket: all buckets from that one to the one before the slot are
+// full, and no slot in these is nearer to its own one than this slot would be there.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "buckets.h"
 #include "pages.h"
@@ -24,6 +30,7 @@ namespace streamtrain {
 
 class DiskIndex {
  public:
+  static constexpr double kKeyBytes = 9.6;     // on average
   static constexpr uint32_t kTables = 1024;  // as many as the upper bits of a place tell apart
   static constexpr uint64_t kMaxRows = (uint64_t{1} << 34) - 1;  // row numbers are below
 
@@ -34,10 +41,13 @@ class DiskIndex {
     for (Table& t : tables_) memory_.release(t.buckets);
   }
 
+  // Also of the bucket after the key's: every other lookup goes on to it.
   void prefetch(uint64_t key) const {
     const uint64_t place = place_of(key);
     const Table& t = table(place);
-    prefetch_line(&t.buckets[home(bits(place), t)]);
+    const uint32_t own = home(bits(place), t);
+    prefetch_line(&t.buckets[own]);
+    if (own + 1 < t.buckets.size()) prefetch_line(&t.buckets[own + 1]);
   }
 
   // Calls visit(row) for each row that may be the key's.
@@ -45,26 +55,36 @@ class DiskIndex {
   void find(uint64_t key, Visit visit) const {
     const uint64_t place = place_of(key);
     const Table& t = table(place);
-    for (uint32_t b = home(bits(place), t);; b = next(b, t)) {
+    const uint32_t own = home(bits(place), t);
+    for (uint32_t b = own, distance = 0;; b = next(b, t), ++distance) {
       const Bucket& bucket = t.buckets[b];
       for (const uint64_t slot : bucket.slots)
         if (slot && slot >> kRowBits == bits(place)) visit((slot & kRowMask) - 1);
-      if (!bucket.full()) return;
+      if (!bucket.full() || (distance && nearest(b, t).distance < distance)) return;
     }
   }
 
   bool has(uint64_t key, uint64_t row) const {
-    bool found = false;
-    find(key, [&](uint64_t candidate) { found |= candidate == row; });
-    return found;
+    const uint64_t place = place_of(key), word = word_of(place, row);
+    const Table& t = table(place);
+    for (uint32_t b = home(bits(place), t), distance = 0;; b = next(b, t), ++distance) {
+      const Bucket& bucket = t.buckets[b];
+      if (bucket.any(word)) return true;
+      if (!bucket.full() || (distance && nearest(b, t).distance < distance)) return false;
+    }
+  }
+
+  // Makes room for so many keys.
+  void reserve(uint64_t keys) {
+    for (Table& t : tables_) grow(t, keys / kTables);
   }
 
   // REQUIRES: the key is absent; row < kMaxRows.
   void insert(uint64_t key, uint64_t row) {
     const uint64_t place = place_of(key);
     Table& t = table(place);
-    if ((uint64_t{t.keys} + 1) > uint64_t{t.buckets.size()} * 7) grow(t);
-    put(t, bits(place) << kRowBits | (row + 1));
+    grow(t, uint64_t{t.keys} + 1);
+    put(t, word_of(place, row));
     ++t.keys;
   }
 
@@ -82,27 +102,39 @@ class DiskIndex {
       const bool was_full = t.buckets[hole.bucket].full();
       *hole.slot = 0;
       if (!was_full) return;
-      // Slots that passed by the full bucket have to be found without it: the first of them fills the hole.
-      const Found from = first_passer(t, hole.bucket);
-      if (!from.slot) return;
-      *hole.slot = *from.slot;
-      hole = from;
+      // If any slot has passed by the full bucket, some are in the next one; the one that is furthest fills the hole.
+      const uint32_t b = next(hole.bucket, t);
+      uint64_t* furthest = nullptr;
+      uint32_t most = 0;
+      for (uint64_t& slot : t.buckets[b].slots)
+        if (const uint32_t d = slot ? distance_of(slot, b, t) : 0; d > most) most = d, furthest = &slot;
+      if (!furthest) return;
+      *hole.slot = *furthest;
+      hole = {b, furthest};
     }
   }
 
   size_t bytes() const { return sizeof tables_ + memory_.bytes(); }
 
  private:
+  static constexpr uint32_t kSlots = 8;
   static constexpr int kRowBits = 34, kPlaceBits = 30;
   static constexpr uint64_t kRowMask = (uint64_t{1} << kRowBits) - 1;
 
   struct alignas(64) Bucket {
-    uint64_t slots[8];  // 0: empty; in the lower bits, row numbers are one more
+    uint64_t slots[kSlots];  // 0: empty; in the lower bits, row numbers are one more
 
-    bool full() const {
-      bool all = true;
-      for (const uint64_t slot : slots) all &= slot != 0;
-      return all;
+    bool any(uint64_t word) const {
+      bool found = false;
+      for (const uint64_t slot : slots) found |= slot == word;
+      return found;
+    }
+    bool full() const { return !any(0); }
+    // The first slot with this word. REQUIRES: any(word).
+    uint32_t first(uint64_t word) const {
+      uint32_t mask = 0;
+      for (uint32_t j = 0; j < kSlots; ++j) mask |= uint32_t{slots[j] == word} << j;
+      return static_cast<uint32_t>(std::countr_zero(mask));
     }
   };
   using Buckets = BucketArray<Bucket>;
@@ -117,6 +149,7 @@ class DiskIndex {
   };
 
   static uint64_t bits(uint64_t place) { return place >> 24 & ((uint64_t{1} << kPlaceBits) - 1); }
+  static uint64_t word_of(uint64_t place, uint64_t row) { return bits(place) << kRowBits | (row + 1); }
   static uint32_t home(uint64_t bits, const Table& t) {
     return static_cast<uint32_t>(bits * t.buckets.size() >> kPlaceBits);
   }
@@ -124,43 +157,60 @@ class DiskIndex {
   Table& table(uint64_t place) { return tables_[place >> 54]; }
   const Table& table(uint64_t place) const { return tables_[place >> 54]; }
 
+  // How many buckets a slot in bucket b is from its own.
+  static uint32_t distance_of(uint64_t slot, uint32_t b, const Table& t) {
+    const uint32_t own = home(slot >> kRowBits, t);
+    return b >= own ? b - own : b + t.buckets.size() - own;
+  }
+  struct Nearest {
+    uint32_t distance, slot;
+  };
+  // Of a full bucket. Without branches, which nobody could foresee.
+  static Nearest nearest(uint32_t b, const Table& t) {
+    uint64_t least = UINT64_MAX;
+    for (uint32_t j = 0; j < kSlots; ++j)
+      least = std::min(least, uint64_t{distance_of(t.buckets[b].slots[j], b, t)} * kSlots + j);
+    return {static_cast<uint32_t>(least / kSlots), static_cast<uint32_t>(least % kSlots)};
+  }
+
   static void put(Table& t, uint64_t word) {
-    for (uint32_t b = home(word >> kRowBits, t);; b = next(b, t))
-      for (uint64_t& slot : t.buckets[b].slots)
-        if (!slot) {
-          slot = word;
-          return;
-        }
+    for (uint32_t b = home(word >> kRowBits, t), distance = 0;; b = next(b, t), ++distance) {
+      Bucket& bucket = t.buckets[b];
+      if (!bucket.full()) {
+        bucket.slots[bucket.first(0)] = word;
+        return;
+      }
+      if (!distance) continue;  // nothing is nearer than in its own bucket
+      const Nearest other = nearest(b, t);
+      if (other.distance < distance) std::swap(bucket.slots[other.slot], word), distance = other.distance;
+    }
   }
 
   Found locate(uint64_t key, uint64_t row) noexcept {
-    const uint64_t place = place_of(key), word = bits(place) << kRowBits | (row + 1);
+    const uint64_t place = place_of(key), word = word_of(place, row);
     Table& t = table(place);
     for (uint32_t b = home(bits(place), t);; b = next(b, t))
       for (uint64_t& slot : t.buckets[b].slots)
         if (slot == word) return {b, &slot};
   }
 
-  // The first slot after bucket `hole` that belongs in it or before; none if there is none.
-  static Found first_passer(Table& t, uint32_t hole) noexcept {
-    for (uint32_t b = next(hole, t); b != hole; b = next(b, t)) {
-      Bucket& bucket = t.buckets[b];
-      for (uint64_t& slot : bucket.slots) {
-        if (!slot) continue;
-        const uint32_t own = home(slot >> kRowBits, t);
-        if (hole <= b ? own <= hole || own > b : own <= hole && own > b) return {b, &slot};
-      }
-      if (!bucket.full()) break;
-    }
-    return {hole, nullptr};
-  }
-
-  void grow(Table& t) {
+  void grow(Table& t, uint64_t keys) {
     const double phase = static_cast<double>(&t - tables_.data()) / kTables;
-    Table larger{memory_.allocate(larger_size(t.buckets.size(), phase)), t.keys};
+    uint32_t size = t.buckets.size();
+    while (keys > uint64_t{size} * 7) size = larger_size(size, phase);
+    if (size == t.buckets.size()) return;
+    Table larger{memory_.allocate(size), t.keys};
+    // Slots for which their own buckets have no room come last: so there are as few of them as can be.
+    std::vector<uint8_t> used(size);
+    std::vector<uint64_t> left;
     for (uint32_t b = 0; b < t.buckets.size(); ++b)
-      for (const uint64_t slot : t.buckets[b].slots)
-        if (slot) put(larger, slot);
+      for (const uint64_t slot : t.buckets[b].slots) {
+        if (!slot) continue;
+        const uint32_t own = home(slot >> kRowBits, larger);
+        if (used[own] < kSlots) larger.buckets[own].slots[used[own]++] = slot;
+        else left.push_back(slot);
+      }
+    for (const uint64_t slot : left) put(larger, slot);
     memory_.release(t.buckets);
     t = larger;
   }

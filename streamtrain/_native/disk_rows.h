@@ -143,6 +143,7 @@ class DiskRows {
   // Adds the rows that may be the key's. REQUIRES: the key is not in memory.
   void want(uint64_t key, uint32_t position, DiskRead& out) const;
   void prefetch(uint64_t key) const { index_.prefetch(key); }
+  void reserve(uint64_t keys) { index_.reserve(keys); }
   bool has(uint64_t key, uint64_t row) const { return index_.has(key, row); }
   // Whether the part's segment is still there.
   bool has(const DiskPart& part) const { return segments_[part.segment->number] == part.segment; }
@@ -153,6 +154,8 @@ class DiskRows {
 
   // The row will be in memory, or nowhere. REQUIRES: has(key, row).
   void take(uint64_t key, uint64_t row) noexcept;
+  // Takes the key's row if it is in a chunk that is not yet written; whether it was.
+  bool take_unwritten(uint64_t key) noexcept;
   // REQUIRES: the key is absent. Throws std::length_error. The time is that of `before` below.
   void append(uint64_t key, const std::byte* row, uint32_t time);
 

@@ -38,6 +38,7 @@ inline constexpr uint32_t kUndecided = UINT32_MAX - 1;
 
 class Index {
  public:
+  static constexpr double kKeyBytes = 6.4;     // on average
   static constexpr uint32_t kSegments = 1024;  // as many as the segment's bits of a place tell apart
 
   Index() = default;

@@ -246,22 +246,28 @@ PushResult SharedTable::push(const RowGradients& of, std::optional<float> rate) 
   return result;
 }
 
-uint64_t SharedTable::load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
-                           const uint32_t* last_seen, size_t n) {
-  check_finite(embeddings, n * layout_.dim, state, n * layout_.state_size);
+uint64_t SharedTable::load(const RowColumns& of, bool cold) {
+  const size_t dim = layout_.dim, state_size = layout_.state_size;
+  check_finite(of.embeddings, of.n * dim, of.state, of.n * state_size);
   uint64_t inserted = 0;
   bool exceeded = false;
-  by_turns(n, [&](size_t at, size_t size) {
-    inserted += change(keys + at, size, [&](Table& t) {
-      const uint64_t born = t.load(keys + at, embeddings + at * layout_.dim, state + at * layout_.state_size,
-                                   counts + at, last_seen + at, size);
-      if (at + size == n) exceeded = t.begin_eviction();
+  by_turns(of.n, [&](size_t at, size_t size) {
+    const RowColumns turn{of.keys + at,   of.embeddings + at * dim, of.state + at * state_size,
+                          of.counts + at, of.last_seen + at,        size};
+    inserted += change(turn.keys, size, [&](Table& t) {
+      const uint64_t born = t.load(turn, cold);
+      if (at + size == of.n) exceeded = t.begin_eviction();
       return born;
     });
     keep_within_memory();
   });
   enforce_capacity(exceeded);
   return inserted;
+}
+
+void SharedTable::expect(uint64_t rows) {
+  table_.write([&](Table& t) { t.expect(rows); });
+  keep_within_memory();
 }
 
 uint64_t SharedTable::enforce_capacity(bool exceeded) {

@@ -237,27 +237,44 @@ void check_finite(const float* embeddings, size_t n, const float* state, size_t 
     throw std::invalid_argument("embeddings and state must be finite");
 }
 
-uint64_t Table::load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
-                     const uint32_t* last_seen, size_t n) {
-  const size_t dim = layout_.dim, state_size = layout_.state_size;
+uint64_t Table::load(const RowColumns& of, bool cold) {
   uint64_t inserted = 0;
-  pipelined<1>(keys, n, layout_.stride, [&](size_t i, uint32_t look) {
-    uint32_t id = confirmed(keys[i], look);
+  const bool to_disk = cold && disk_ && !sweeps_foreign() && !snapshot_.open() && dirty_.all_free() &&
+                       disk_->backlog() < DiskRows::kBacklog;
+  // Two chunks are in memory for a while: rows that take turns with them would come and leave at once.
+  const uint64_t chunks = to_disk ? 2 * uint64_t{disk_->layout().chunk_rows()} : 0;
+  const uint64_t most = to_disk ? rows_of_memory() : 0;
+  std::vector<std::byte> bytes(to_disk ? layout_.stride : 0);
+  pipelined<1>(of.keys, of.n, layout_.stride, [&](size_t i, uint32_t look) {
+    const uint64_t key = of.keys[i];
+    uint32_t id = confirmed(key, look);
+    if (id == kNoRow && to_disk && rows_.live() + chunks >= most && is_own(key)) {
+      if (!disk_->take_unwritten(key)) ++inserted;
+      *RowLayout::header(bytes.data()) = {key, RowHeader::kLive};
+      fill(bytes.data(), of, i);
+      disk_->append(key, bytes.data(), layout_.last_seen(bytes.data()));
+      return;
+    }
     if (id == kNoRow) {
-      id = insert(keys[i]);
+      id = insert(key);
       ++inserted;
     }
     std::byte* row = rows_.row(id);
     before_change(id, row);
-    narrow(layout_.storage, embeddings + i * dim, layout_.embedding(row), dim);
-    std::copy_n(state + i * state_size, state_size, layout_.state(row));
-    RowHeader* header = RowLayout::header(row);
-    header->set_count(counts[i]);
-    layout_.set_last_seen(row, last_seen[i]);
-    if (is_own(keys[i])) dirty_.mark(header, id);
+    fill(row, of, i);
+    if (is_own(key)) dirty_.mark(RowLayout::header(row), id);
   });
   totals_.inserted += inserted;
   return inserted;
+}
+
+// All but the key.
+void Table::fill(std::byte* row, const RowColumns& from, size_t i) const {
+  const size_t dim = layout_.dim, state_size = layout_.state_size;
+  narrow(layout_.storage, from.embeddings + i * dim, layout_.embedding(row), dim);
+  std::copy_n(from.state + i * state_size, state_size, layout_.state(row));
+  RowLayout::header(row)->set_count(from.counts[i]);
+  layout_.set_last_seen(row, from.last_seen[i]);
 }
 
 uint64_t Table::remove(const uint64_t* keys, size_t n) {

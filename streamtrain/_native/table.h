@@ -90,6 +90,15 @@ struct RowGradients {
   size_t n;
 };
 
+// n whole rows.
+struct RowColumns {
+  const uint64_t* keys;
+  const float* embeddings;  // [n, dim]
+  const float* state;       // [n, state_size]
+  const uint32_t *counts, *last_seen;
+  size_t n;
+};
+
 struct Found {
   std::vector<uint8_t> found;  // 1 or 0
   std::vector<uint32_t> counts, last_seen;
@@ -139,10 +148,13 @@ class Table {
   // replaces the configured one for this call. The capacity is left to evict.
   PushResult push(const RowGradients& of, std::optional<float> rate);
 
-  // Writes whole rows, as from a checkpoint; returns how many were new. Embeddings are rounded to nearest.
+  // Writes whole rows, as from a checkpoint; returns how many were new. Embeddings are rounded to nearest. New ones that
+  // are `cold` go straight to disk once memory is full, unless a channel or snapshot is open or foreign rows are swept.
   // The capacity is left to evict. REQUIRES: check_finite.
-  uint64_t load(const uint64_t* keys, const float* embeddings, const float* state, const uint32_t* counts,
-                const uint32_t* last_seen, size_t n);
+  uint64_t load(const RowColumns& of, bool cold);
+
+  // So many rows are to come: makes room in the index of those that will be on disk, as far as memory allows.
+  void expect(uint64_t rows);
 
   // How many rows the capacity is exceeded by.
   uint32_t excess() const;
@@ -276,12 +288,17 @@ class Table {
   bool sweeps_foreign() const { return sweep_ == Sweep::kForeign || sweep_ == Sweep::kForeignOnDisk; }
   uint32_t rows_of_memory() const;
   void leave(uint32_t id);
+  void fill(std::byte* row, const RowColumns& from, size_t i) const;
   uint32_t bring(uint64_t row, const std::byte* bytes);
   // Calls visit(key, row, bytes) for each row of a part that is still there.
   template <typename Visit>
   void each_on_disk(const DiskPart& part, Visit visit) const {
     if (!disk_->has(part)) return;
+    constexpr uint32_t kChunk = 32;  // whose places in the index are asked for together
     for (uint32_t at = part.begin; at < part.end; ++at) {
+      if ((at - part.begin) % kChunk == 0)
+        for (uint32_t i = at; i < std::min(at + kChunk, part.end); ++i)
+          disk_->prefetch(RowLayout::header(part.row(i))->key);
       const std::byte* bytes = part.row(at);
       const uint64_t key = RowLayout::header(bytes)->key;
       if (disk_->has(key, part.number(at))) visit(key, part.number(at), bytes);

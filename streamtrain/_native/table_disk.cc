@@ -24,6 +24,15 @@ void Table::bring(const DiskRead& read) {
   totals_.disk_reads += read.items.size();
 }
 
+void Table::expect(uint64_t rows) {
+  if (!disk_) return;
+  const double bytes = static_cast<double>(config_.memory), in_all = static_cast<double>(rows);
+  // In memory, a row has its bytes, those of index.h and one of hand.h.
+  const double each = static_cast<double>(layout_.stride) + Index::kKeyBytes + 1;
+  const double on_disk = (in_all * each - bytes) / (each - DiskIndex::kKeyBytes);
+  if (on_disk > 0) disk_->reserve(static_cast<uint64_t>(std::min({on_disk, in_all, bytes / DiskIndex::kKeyBytes})));
+}
+
 // The id of the row, now in memory; none if it was foreign and is to be swept.
 uint32_t Table::bring(uint64_t row, const std::byte* bytes) {
   const uint64_t key = RowLayout::header(bytes)->key;

@@ -14,6 +14,7 @@ from streamtrain.checkpoint.shard_state import (
     Reading,
     check_shard_count,
     describe_shard,
+    prefetch,
     restore_shard,
     shard_arrays,
     shard_tables,
@@ -180,7 +181,7 @@ class ShardSnapshot:
         def changed(t: int) -> Iterator[RowPart]:
             return _changes(shard.tables[t], self._sealed[t], gone[shard.spec.tables[t]["name"]])
 
-        tables = shard_tables(shard, (lambda t: _snapshot(shard.tables[t])) if self._full else changed)
+        tables = shard_tables(shard, (lambda t: prefetch(_snapshot(shard.tables[t]))) if self._full else changed)
         try:
             directory = self._epochs.directory(epoch)
             part = write_part(directory, shard.index, self._arrays, tables, tombstones=gone, about=self._about)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from streamtrain.model.spec import Spec, shard_slice, share_of_capacity
 from streamtrain.ps.clock import Clock, Progress
 from streamtrain.ps.hooks import ChangedRows
 from streamtrain.ps.row_memory import RowMemory
-from streamtrain.ps.shard import InitialState, Run, Shard, own_slots, scan_rows
+from streamtrain.ps.shard import InitialState, Run, Shard, own_slots, rows_at_rest
 from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit, replacing, write_part
 from streamtrain.store.checkpoint.epochs import CheckpointChain, open_chain
 from streamtrain.store.checkpoint.parquet import RowPart, TablePart, Tombstones
@@ -35,6 +35,7 @@ _PREDICTIONS = "predictions/"
 
 Arrays = dict[str, NDArray[Any]]
 RowsChange = RowPart | Tombstones
+_Part = TypeVar("_Part")
 
 
 def save_shards(url: str | Path, shards: Sequence[Shard], state: Mapping[str, NDArray[Any]]) -> None:
@@ -58,8 +59,8 @@ def write_shard(
 ) -> ShardFiles:
     """Writes all of a shard, which must not change meanwhile, with further arrays; `without` some tables."""
     arrays = shard_arrays(shard) | {_STATE + name: values for name, values in state.items()}
-    rows = [map(to_row_part, scan_rows(table)) for table in shard.tables]
-    tables = (one for one in shard_tables(shard, rows.__getitem__) if one.table not in without)
+    tables = shard_tables(shard, lambda t: prefetch(map(to_row_part, rows_at_rest(shard.tables[t]))))
+    tables = (one for one in tables if one.table not in without)
     return write_part(directory, shard.index, arrays, tables, about=describe_shard(shard))
 
 
@@ -227,6 +228,7 @@ def restore_shard(
         for settings, table in zip(spec.tables, shard.tables, strict=True):
             if settings["name"] in without:
                 continue
+            table.expect(chain.first_row_counts.get(settings["name"], 0) // shards)
             kept = None if new_model is None else new_model.evolution.tables.get(settings["name"])
             if new_model is None or kept is not None:
                 for _ in _load_rows(table, chain.changes(settings["name"], sources), index, shards, kept):
@@ -295,6 +297,7 @@ class ReadAhead(NamedTuple):
             spec = written_spec(chain)
             shard = _without_rows(chain, sources, spec, index, shards, admission=False, memory=memory)
             for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
+                table.expect(chain.first_row_counts.get(settings["name"], 0) // shards)
                 for _ in _load_rows(table, chain.changes(settings["name"], sources), index, shards, reading=reading):
                     pass
         except _DAMAGE as exc:
@@ -589,11 +592,11 @@ def _load_rows(
     reading: Reading | None = None,
 ) -> Iterator[NDArray[np.uint64]]:
     """Loads rows, part by part, and gives the keys, also of those that are gone."""
-    for change in _prefetch(_owned(changes, index, shards)):
+    for change in prefetch(_owned(changes, index, shards)):
         if isinstance(change, Tombstones):
             table.remove(change.keys)
         elif kept is None:
-            table.load(*change)
+            table.load(*change, cold=True)
         else:
             born, _ = table.pull_state(change.keys)
             embeddings, state = kept.convert(change.embeddings, change.state, born)
@@ -614,13 +617,13 @@ def _owned(changes: Iterator[RowsChange], index: int, shards: int) -> Iterator[R
             yield Tombstones(change.keys[owned])
 
 
-def _prefetch(changes: Iterator[RowsChange]) -> Iterator[RowsChange]:
-    """Prefetches the next change in another thread while one is in use."""
-    with ThreadPoolExecutor(1, "restore") as pool:
-        coming = pool.submit(next, changes, None)
-        while (change := coming.result()) is not None:
-            coming = pool.submit(next, changes, None)
-            yield change
+def prefetch(parts: Iterator[_Part]) -> Iterator[_Part]:
+    """Reads the next part in another thread while one is in use."""
+    with ThreadPoolExecutor(1, "rows") as pool:
+        coming = pool.submit(next, parts, None)
+        while (part := coming.result()) is not None:
+            coming = pool.submit(next, parts, None)
+            yield part
 
 
 def _clock_to_json(clock: Clock) -> dict[str, int]:

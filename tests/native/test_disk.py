@@ -164,6 +164,55 @@ def test_another_budget_takes_rows_out_of_memory_or_lets_more_in(tmp_path: Path)
             one.set_memory(memory)
 
 
+def load(table: _core.Table, ids: NDArray[Any], times: int, *, cold: bool = True) -> int:
+    keys, n = _core.hash_integers(ids.astype(np.int64)), len(ids)
+    rows = np.repeat(ids[:, None], DIM, axis=1).astype(np.float32)
+    return table.load(keys, rows, rows[:, :1].copy(), np.ones(n, np.uint32), np.full(n, times, np.uint32), cold=cold)
+
+
+def test_cold_rows_go_straight_to_disk_once_memory_is_full(tmp_path: Path) -> None:
+    tables = [table_of(), table_of(tmp_path)]
+    tables[1].expect(IDS)
+    for first in range(0, IDS, 10_000):
+        ids = np.arange(first, first + 10_000)
+        assert [load(table, ids, 1) for table in tables] == [10_000, 10_000]
+    assert tables[1].nbytes < 1.15 * 1_500_000
+    assert tables[1].stats()["rows_on_disk"] > IDS / 2
+    frequent = keys_of(np.arange(10_000))
+    assert_array_equal(tables[0].pull(frequent), tables[1].pull(frequent))
+    assert tables[1].stats()["disk_reads"] < 5000, "most of those that came first are in memory"
+    twice = np.concatenate([np.arange(IDS - 500, IDS + 1000), np.arange(IDS + 500, IDS + 1000)[::-1]])
+    assert [load(table, twice, 2) for table in tables] == [1000, 1000]
+    assert [load(table, np.arange(0, IDS + 2000, 3), 3) for table in tables] == [333, 333]
+    assert contents(tables[0]) == contents(tables[1])
+
+
+def test_cold_rows_are_seen_by_channels_and_snapshots(tmp_path: Path) -> None:
+    tables = [table_of(), table_of(tmp_path)]
+    for table in tables:
+        load(table, np.arange(IDS), 1)
+        table.begin_snapshot()
+        load(table, np.arange(IDS, IDS + 5000), 2)
+    assert read(tables[0]) == read(tables[1])
+    channels = [table.open_channel() for table in tables]
+    for table in tables:
+        load(table, np.arange(IDS + 4000, IDS + 9000), 3)
+    assert drained(tables[0], channels[0]) == drained(tables[1], channels[1])
+    assert contents(tables[0]) == contents(tables[1])
+
+
+def test_cold_rows_do_not_pile_up_while_the_disk_is_full(tmp_path: Path) -> None:
+    reference, table = table_of(), table_of(tmp_path)
+    load(reference, np.arange(4 * IDS), 1)
+    with small_files():
+        for ids in np.split(np.arange(4 * IDS), 20):
+            load(table, ids, 1)
+    stats = table.stats()
+    assert stats["disk_bytes"] == 0
+    assert stats["rows_on_disk"] < IDS, "there are few chunks that wait to be written"
+    assert contents(table) == contents(reference)
+
+
 def test_segments_without_old_rows_are_not_read_for_expiry(tmp_path: Path) -> None:
     table = table_of(tmp_path, expire_after=50)
     for now in range(100, 200):

@@ -187,8 +187,12 @@ class TableMachine(RuleBasedStateMachine):
         if not self.table.sweep(max_rows) and not self.swept:
             self.swept, self.foreign = True, {}
 
-    @rule(keys=st.lists(KEYS, max_size=6), data=st.data())
-    def load(self, keys: list[int], data: st.DataObject) -> None:
+    @rule(rows=st.integers(0, 2000))
+    def expect(self, rows: int) -> None:
+        self.table.expect(rows)
+
+    @rule(keys=st.lists(KEYS, max_size=6), data=st.data(), cold=st.booleans())
+    def load(self, keys: list[int], data: st.DataObject, cold: bool) -> None:
         keys = keys if self.swept else self.own(keys)
         n = len(keys)
         values = st.floats(-1e6, 1e6, width=32)
@@ -198,7 +202,7 @@ class TableMachine(RuleBasedStateMachine):
             state[:, -1] = np.arange(n) % 9  # a number of updates
         new = len(set(keys) - self.oracle.rows.keys() - self.foreign.keys())
         counts, times = range(7, 7 + n), range(self.now, self.now + n)
-        assert self.table.load(u64(keys), embeddings, state, u32(counts), u32(times)) == new
+        assert self.table.load(u64(keys), embeddings, state, u32(counts), u32(times), cold=cold) == new
         aside = oracle.Table(**self.options)  # of what is foreign
         for key, *row in zip(keys, embeddings, state, counts, times, strict=True):
             (self.oracle if are_of([key], self.slots) else aside).load(key, oracle.Row(*row))

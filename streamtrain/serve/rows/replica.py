@@ -66,6 +66,7 @@ class Replica:
             for name, nbytes in of_rows.items():
                 memory = max(_LEAST, int(share * nbytes))
                 self._tables[name] = self._shape.table(name, memory=memory, folder=disk.folder)
+                self._tables[name].expect(publication.rows.get(name, 0))
         self._fault = ""
         self._convert = convert
         self.publication = publication
@@ -97,7 +98,7 @@ class Replica:
             PublicationCorrupt: rows are not finite, or do not match their table.
         """
         self._shape.check(change)
-        load_rows(self._tables[change.table], change.keys, change.rows)
+        load_rows(self._tables[change.table], change.keys, change.rows, cold=True)
         self._tables[change.table].remove(change.gone)
 
     def complete(self, publication: Publication, weights: Weights) -> None:

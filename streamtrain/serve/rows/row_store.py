@@ -159,8 +159,17 @@ def split_rows(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
 
 
 def load_rows(
-    table: Table, keys: NDArray[np.uint64], rows: Floats, counts: Integers | int = 0, seen: Integers | int = 0
+    table: Table,
+    keys: NDArray[np.uint64],
+    rows: Floats,
+    counts: Integers | int = 0,
+    seen: Integers | int = 0,
+    *,
+    cold: bool = False,
 ) -> None:
-    """Writes rows [n, dim] into a table, with their counts and the times [n] at which they were last seen."""
+    """Writes rows [n, dim] into a table, with their counts and the times [n] at which they were last seen.
+
+    New ones that are `cold` go straight to disk where memory is full.
+    """
     counts, seen = (np.full(len(keys), one, np.uint32) for one in (counts, seen))
-    table.load(keys, rows.reshape(len(keys), table.dim), np.empty((len(keys), 0), np.float32), counts, seen)
+    table.load(keys, rows.reshape(len(keys), table.dim), np.empty((len(keys), 0), np.float32), counts, seen, cold=cold)
