@@ -597,10 +597,12 @@ class Table:
         last_seen: NDArray[np.uint32],
         *,
         cold: bool = False,
+        only_new: bool = False,
     ) -> int:
         """Write whole rows, as from a checkpoint; return how many were new.
 
-        New ones that are `cold` go straight to disk once memory is full, while no channel or snapshot is open.
+        New ones that are `cold` go straight to disk once memory is full, while no channel or snapshot is open; with
+        `only_new`, those that there are stay as they are.
         """
     def expect(self, rows: int) -> None:
         """Make room for so many rows in the index of those on disk, as far as the budget allows."""

@@ -177,14 +177,16 @@ PushResult push(SharedTable& t, Keys keys, Matrix gradients, Words counts, Words
                 rate);
 }
 
-uint64_t load(SharedTable& t, Keys keys, Matrix embeddings, Matrix state, Words counts, Words last_seen, bool cold) {
+uint64_t load(SharedTable& t, Keys keys, Matrix embeddings, Matrix state, Words counts, Words last_seen, bool cold,
+              bool only_new) {
   const size_t n = keys.shape(0);
   check(embeddings, n, t.layout().dim, "embeddings must be [number of keys, dim]");
   check(state, n, t.layout().state_size, "state must be [number of keys, state_size]");
   check(counts, n, "counts must have as many elements as keys");
   check(last_seen, n, "last_seen must have as many elements as keys");
   nb::gil_scoped_release release;
-  return t.load({keys.data(), embeddings.data(), state.data(), counts.data(), last_seen.data(), n}, cold);
+  return t.load({keys.data(), embeddings.data(), state.data(), counts.data(), last_seen.data(), n}, cold,
+                only_new);
 }
 
 uint64_t remove_keys(SharedTable& t, Keys keys) {
@@ -341,7 +343,8 @@ void bind_table(nb::module_& m) {
       .def("push", &push, "keys"_a.noconvert(), "gradients"_a.noconvert(), "counts"_a.noconvert(),
            "times"_a.noconvert(), "rate"_a = nb::none(), "repeats"_a.noconvert() = nb::none())
       .def("load", &load, "keys"_a.noconvert(), "embeddings"_a.noconvert(), "state"_a.noconvert(),
-           "counts"_a.noconvert(), "last_seen"_a.noconvert(), nb::kw_only(), "cold"_a = false)
+           "counts"_a.noconvert(), "last_seen"_a.noconvert(), nb::kw_only(), "cold"_a = false,
+           "only_new"_a = false)
       .def("expect", &SharedTable::expect, "rows"_a, Released())
       .def("remove", &remove_keys, "keys"_a.noconvert())
       .def("lookup", &lookup, "keys"_a.noconvert())

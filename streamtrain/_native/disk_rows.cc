@@ -153,7 +153,7 @@ void DiskRows::take(uint64_t key, uint64_t row) noexcept {
   drop_if_empty(number);
 }
 
-bool DiskRows::take_unwritten(uint64_t key) noexcept {
+std::optional<uint64_t> DiskRows::unwritten(uint64_t key) const {
   std::optional<uint64_t> found;
   index_.find(key, [&](uint64_t row) {
     const uint32_t at = position_of(row), in_chunk = at % layout_.chunk_rows();
@@ -162,8 +162,7 @@ bool DiskRows::take_unwritten(uint64_t key) noexcept {
     const std::byte* bytes = chunk->memory.data() + layout_.offset(in_chunk) + layout_.within(in_chunk);
     if (RowLayout::header(bytes)->key == key) found = row;
   });
-  if (found) take(key, *found);
-  return found.has_value();
+  return found;
 }
 
 void DiskRows::drop_if_empty(uint32_t number) noexcept {

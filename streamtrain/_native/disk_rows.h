@@ -154,8 +154,8 @@ class DiskRows {
 
   // The row will be in memory, or nowhere. REQUIRES: has(key, row).
   void take(uint64_t key, uint64_t row) noexcept;
-  // Takes the key's row if it is in a chunk that is not yet written; whether it was.
-  bool take_unwritten(uint64_t key) noexcept;
+  // The key's row if it is in a chunk that is not yet written.
+  std::optional<uint64_t> unwritten(uint64_t key) const;
   // REQUIRES: the key is absent. Throws std::length_error. The time is that of `before` below.
   void append(uint64_t key, const std::byte* row, uint32_t time);
 

@@ -27,6 +27,8 @@ class ClockHand {
     uint8_t& count = counts_[id];
     count = count == kNew ? 0 : static_cast<uint8_t>(std::min<int>(count + 1, kMost));
   }
+  // Where the hand goes on.
+  void put(uint32_t id) { at_ = id; }
   void moved(uint32_t from, uint32_t to) { counts_[to] = counts_[from]; }
 
   // Visits at most `limit` ids below `end` and calls leave(id), which says whether there was a row, until it has `most`

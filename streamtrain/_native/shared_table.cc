@@ -246,7 +246,7 @@ PushResult SharedTable::push(const RowGradients& of, std::optional<float> rate) 
   return result;
 }
 
-uint64_t SharedTable::load(const RowColumns& of, bool cold) {
+uint64_t SharedTable::load(const RowColumns& of, bool cold, bool only_new) {
   const size_t dim = layout_.dim, state_size = layout_.state_size;
   check_finite(of.embeddings, of.n * dim, of.state, of.n * state_size);
   uint64_t inserted = 0;
@@ -255,7 +255,7 @@ uint64_t SharedTable::load(const RowColumns& of, bool cold) {
     const RowColumns turn{of.keys + at,   of.embeddings + at * dim, of.state + at * state_size,
                           of.counts + at, of.last_seen + at,        size};
     inserted += change(turn.keys, size, [&](Table& t) {
-      const uint64_t born = t.load(turn, cold);
+      const uint64_t born = t.load(turn, cold, only_new);
       if (at + size == of.n) exceeded = t.begin_eviction();
       return born;
     });

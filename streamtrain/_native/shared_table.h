@@ -51,7 +51,7 @@ class SharedTable {
   bool scan(TableScan& scan, uint32_t limit, Rows& out) const;
 
   PushResult push(const RowGradients& of, std::optional<float> rate);
-  uint64_t load(const RowColumns& of, bool cold = false);
+  uint64_t load(const RowColumns& of, bool cold, bool only_new);
   void expect(uint64_t rows);
   uint64_t remove(const uint64_t* keys, size_t n);
   uint64_t expire(uint32_t now, uint32_t limit);

@@ -237,7 +237,7 @@ void check_finite(const float* embeddings, size_t n, const float* state, size_t 
     throw std::invalid_argument("embeddings and state must be finite");
 }
 
-uint64_t Table::load(const RowColumns& of, bool cold) {
+uint64_t Table::load(const RowColumns& of, bool cold, bool only_new) {
   uint64_t inserted = 0;
   const bool to_disk = cold && disk_ && !sweeps_foreign() && !snapshot_.open() && dirty_.all_free() &&
                        disk_->backlog() < DiskRows::kBacklog;
@@ -249,7 +249,10 @@ uint64_t Table::load(const RowColumns& of, bool cold) {
     const uint64_t key = of.keys[i];
     uint32_t id = confirmed(key, look);
     if (id == kNoRow && to_disk && rows_.live() + chunks >= most && is_own(key)) {
-      if (!disk_->take_unwritten(key)) ++inserted;
+      const std::optional<uint64_t> before = disk_->unwritten(key);  // if the key comes twice
+      if (before && only_new) return;
+      if (before) disk_->take(key, *before);
+      else ++inserted;
       *RowLayout::header(bytes.data()) = {key, RowHeader::kLive};
       fill(bytes.data(), of, i);
       disk_->append(key, bytes.data(), layout_.last_seen(bytes.data()));
@@ -258,12 +261,16 @@ uint64_t Table::load(const RowColumns& of, bool cold) {
     if (id == kNoRow) {
       id = insert(key);
       ++inserted;
+    } else if (only_new) {
+      return;
     }
     std::byte* row = rows_.row(id);
     before_change(id, row);
     fill(row, of, i);
     if (is_own(key)) dirty_.mark(RowLayout::header(row), id);
   });
+  // Should fewer rows have room in the end, those that came later are the first to leave.
+  if (to_disk && rows_.live() + chunks >= most) hand_.put(rows_.end() / 2);
   totals_.inserted += inserted;
   return inserted;
 }

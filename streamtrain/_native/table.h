@@ -150,8 +150,8 @@ class Table {
 
   // Writes whole rows, as from a checkpoint; returns how many were new. Embeddings are rounded to nearest. New ones that
   // are `cold` go straight to disk once memory is full, unless a channel or snapshot is open or foreign rows are swept.
-  // The capacity is left to evict. REQUIRES: check_finite.
-  uint64_t load(const RowColumns& of, bool cold);
+  // `only_new`: rows that there are stay as they are. The capacity is left to evict. REQUIRES: check_finite.
+  uint64_t load(const RowColumns& of, bool cold, bool only_new);
 
   // So many rows are to come: makes room in the index of those that will be on disk, as far as memory allows.
   void expect(uint64_t rows);

@@ -26,7 +26,9 @@ void Table::bring(const DiskRead& read) {
 
 void Table::expect(uint64_t rows) {
   if (!disk_) return;
-  const double bytes = static_cast<double>(config_.memory), in_all = static_cast<double>(rows);
+  const uint64_t others = disk_->memory_bytes() + 2 * disk_->layout().chunk_bytes();
+  const double bytes = static_cast<double>(config_.memory - std::min(config_.memory, others));
+  const double in_all = static_cast<double>(rows);
   // In memory, a row has its bytes, those of index.h and one of hand.h.
   const double each = static_cast<double>(layout_.stride) + Index::kKeyBytes + 1;
   const double on_disk = (in_all * each - bytes) / (each - DiskIndex::kKeyBytes);

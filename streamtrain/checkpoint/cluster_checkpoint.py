@@ -21,6 +21,8 @@ from streamtrain.store.checkpoint.manifest import EpochKind
 
 logger = logging.getLogger(__name__)
 
+_LONGEST = 10  # times full_every deltas
+
 T = TypeVar("T")
 
 
@@ -62,7 +64,8 @@ class Checkpointer:
         controls: of all shards, in order.
         epochs: where checkpoints go.
         keep: how many are kept at least.
-        full_every: deltas between two full ones at most.
+        full_every: deltas after which the next one is full, if they have as many rows as that would: before, reading
+            them takes less than writing it. 0: every one is full. At the latest, after ten times as many.
     """
 
     def __init__(self, controls: Sequence[Control], epochs: Epochs, *, keep: int = 3, full_every: int = 10) -> None:
@@ -186,7 +189,12 @@ class Checkpointer:
         except CheckpointCorrupt as exc:
             logger.warning("%s; the next checkpoint is full", exc)
             return None
-        return chain if at_any_length or len(chain.epochs) - 1 < self._full_every else None
+        return chain if at_any_length or not self._is_full_due(chain) else None
+
+    def _is_full_due(self, chain: CheckpointChain) -> bool:
+        deltas = len(chain.epochs) - 1
+        changed, rows = chain.changed_row_count, sum(chain.first_row_counts.values())
+        return deltas >= self._full_every * (1 if changed >= rows else _LONGEST)
 
 
 def _about(status: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from streamtrain.checkpoint.shard_state import (
 )
 from streamtrain.errors import CheckpointError
 from streamtrain.model.spec import Spec
+from streamtrain.ps.row_memory import RowMemory
 from streamtrain.store.checkpoint.checkpoint import commit
 from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs, open_chain
 
@@ -93,7 +94,12 @@ def evolve(
     new_model = NewModel.of(evolution, model, allow) if evolution.is_needed else None
     chain.verify()
     run = None if to is None else uuid.uuid4().hex
-    return _write(chain, evolution, new_model, epochs, run=run, began=began)
+    memory = RowMemory.from_settings(settings.ps)
+    try:
+        return _write(chain, evolution, new_model, epochs, memory, run=run, began=began)
+    finally:
+        if memory is not None:
+            memory.close()
 
 
 def _evolution(chain: CheckpointChain, model: "Model") -> Evolution:
@@ -109,6 +115,7 @@ def _write(
     evolution: Evolution,
     new_model: NewModel | None,
     epochs: Epochs,
+    memory: RowMemory | None,
     *,
     run: str | None,
     began: float,
@@ -119,7 +126,7 @@ def _write(
     tables = evolution.tables if len(chain.epochs) == 1 else {}
     same = [name for name, table in tables.items() if table.keeps_rows]
     for index in range(shards):
-        shard = restore_shard(chain, index, shards, evolution.new, new_model, without=same)
+        shard = restore_shard(chain, index, shards, evolution.new, new_model, without=same, memory=memory)
         if run is not None:  # what another run has predicted of a block of samples does not belong to its figures
             shard.resume(shard.progress()._replace(predictions={}), shard.samples, shard.watermark)
         part = write_shard(directory, shard, {}, without=same)
@@ -128,6 +135,7 @@ def _write(
             part["rows"][table] = counts.get(table, 0) if index == 0 else 0  # the manifest has their sum alone
         parts.append(part)
         about = describe_run(shard, aligned=chain.is_aligned)
+        del shard
     commit(directory, {**about, "run": run or about["run"], "time": time.time()}, parts)
     rows = {name: sum(part["rows"].get(name, 0) for part in parts) for part in parts for name in part["rows"]}
     return Evolved(epochs.place(epoch), epoch, rows, time.monotonic() - began)

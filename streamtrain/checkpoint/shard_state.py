@@ -105,7 +105,7 @@ def load_shards(
         shards: number of shards.
         evolve: the model, if it may be another one than that of the checkpoint; None: it must be the same.
         allow: with `evolve`, what may be lost.
-        memory: what rows may take, if the model is the same; None: all that they need.
+        memory: what rows may take; None: all that they need.
 
     Raises:
         CheckpointError: no checkpoint found, or it has another schema, graph or optimizer.
@@ -210,7 +210,7 @@ def restore_shard(
         spec: supplies rates, admission, expiry, capacity and storage; None: those of the checkpoint.
         new_model: with `spec`, a changed model; None: the checkpoint must be of the same model.
         without: tables whose rows are not restored.
-        memory: what its rows may take, if the model is the same; None: all that they need.
+        memory: what its rows may take; None: all that they need.
 
     Raises:
         CheckpointError: the checkpoint is of another model; or its number of shards differs and their clocks, too.
@@ -224,15 +224,13 @@ def restore_shard(
             shard = _without_rows(chain, sources, spec, index, shards, memory=memory)
         else:
             spec = new_model.evolution.new
-            shard = _evolved_without_rows(chain, new_model, index, shards)
+            shard = _evolved_without_rows(chain, new_model, index, shards, memory)
         for settings, table in zip(spec.tables, shard.tables, strict=True):
             if settings["name"] in without:
                 continue
-            table.expect(chain.first_row_counts.get(settings["name"], 0) // shards)
             kept = None if new_model is None else new_model.evolution.tables.get(settings["name"])
             if new_model is None or kept is not None:
-                for _ in _load_rows(table, chain.changes(settings["name"], sources), index, shards, kept):
-                    pass
+                _load_table(table, settings, chain, (index, shards), kept=kept)
         _resume(shard, chain, sources[0])
     except _DAMAGE as exc:
         raise _mismatch(chain, exc) from exc
@@ -297,9 +295,7 @@ class ReadAhead(NamedTuple):
             spec = written_spec(chain)
             shard = _without_rows(chain, sources, spec, index, shards, admission=False, memory=memory)
             for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
-                table.expect(chain.first_row_counts.get(settings["name"], 0) // shards)
-                for _ in _load_rows(table, chain.changes(settings["name"], sources), index, shards, reading=reading):
-                    pass
+                _load_table(table, settings, chain, (index, shards), reading=reading)
         except _DAMAGE as exc:
             raise _mismatch(chain, exc) from exc
         return cls(chain, shard, [table.open_channel() for table in shard.tables], _clock_of(chain, sources[0]))
@@ -325,7 +321,7 @@ class ReadAhead(NamedTuple):
         try:
             for settings, table, channel in zip(shard.spec.tables, shard.tables, self.channels, strict=True):
                 changes = chain.changes(settings["name"], sources, self.chain)
-                for keys in _load_rows(table, changes, shard.index, shard.shards):
+                for keys in _load_rows(table, changes, (shard.index, shard.shards)):
                     table.mark_dirty(channel, keys)
         except _DAMAGE as exc:
             raise _mismatch(chain, exc) from exc
@@ -432,7 +428,7 @@ class GainedAhead(NamedTuple):
         keys = []
         for settings, table in zip(self.held.spec.tables, self.held.tables, strict=True):
             changes = chain.changes(settings["name"], others, known)
-            parts = _load_rows(table, changes, self.place, self.shards, reading=reading)
+            parts = _load_rows(table, changes, (self.place, self.shards), reading=reading)
             keys.append(np.concatenate([np.empty(0, np.uint64), *parts]))
         return keys
 
@@ -507,7 +503,9 @@ def _run_of(chain: CheckpointChain) -> Run:
     return Run(run_id, _clock_from_json(chain.about["start"]), topic)
 
 
-def _evolved_without_rows(chain: CheckpointChain, new_model: NewModel, index: int, shards: int) -> Shard:
+def _evolved_without_rows(
+    chain: CheckpointChain, new_model: NewModel, index: int, shards: int, memory: RowMemory | None
+) -> Shard:
     """Like `_without_rows`, for a changed model. Its vectors depend on all of the old ones, so all writers are read."""
     arrays = [chain.arrays(source) for source in range(len(chain.shards))]
     evolution, spec = new_model.evolution, new_model.evolution.new
@@ -517,7 +515,7 @@ def _evolved_without_rows(chain: CheckpointChain, new_model: NewModel, index: in
     statistics = evolution.statistics(whole["statistics"], new_model.statistics)
     mine = shard_slice(spec.dense_size, index, shards)
     my_statistics = statistics[shard_slice(spec.statistics_size, index, shards)]
-    shard = Shard(InitialState(_run_of(chain), spec, dense[mine], my_statistics), index, shards)
+    shard = Shard(InitialState(_run_of(chain), spec, dense[mine], my_statistics), index, shards, memory=memory)
     steps = float(arrays[0]["dense_steps"][0]) if evolution.keeps_dense_steps else 0.0
     shard.dense.load(dense[mine], np.ascontiguousarray(slots[:, mine]), steps)
     sources = source_shards(index, shards, len(chain.shards))
@@ -582,25 +580,51 @@ def _read_vectors(chain: CheckpointChain, sources: Sequence[int], spec: Spec, in
     return _Vectors(dense, slots, float(arrays[0]["dense_steps"][0]), cut("statistics", spec.statistics_size), arrays)
 
 
+def _load_table(
+    table: Table,
+    settings: Mapping[str, Any],
+    chain: CheckpointChain,
+    place: tuple[int, int],
+    *,
+    kept: TableEvolution | None = None,
+    reading: Reading | None = None,
+) -> None:
+    """Loads the rows of an empty table that belong to a place, an index and the number of shards.
+
+    The newest row of each key comes first, so that each is written once. Not where there may be too many, of which some
+    are evicted: an older one of the same key would then be taken for new.
+    """
+    name, (index, shards) = settings["name"], place
+    sources = source_shards(index, shards, len(chain.shards))
+    table.expect(chain.first_row_counts.get(name, 0) // shards)
+    if settings.get("capacity"):
+        changes, newest_first = chain.changes(name, sources), False
+    else:
+        changes, newest_first = chain.rows(name, sources), True
+    for _ in _load_rows(table, changes, place, kept=kept, newest_first=newest_first, reading=reading):
+        pass
+
+
 def _load_rows(
     table: Table,
     changes: Iterator[RowsChange],
-    index: int,
-    shards: int,
-    kept: TableEvolution | None = None,
+    place: tuple[int, int],
     *,
+    kept: TableEvolution | None = None,
+    newest_first: bool = False,
     reading: Reading | None = None,
 ) -> Iterator[NDArray[np.uint64]]:
     """Loads rows, part by part, and gives the keys, also of those that are gone."""
-    for change in prefetch(_owned(changes, index, shards)):
+    for change in prefetch(_owned(changes, *place)):
         if isinstance(change, Tombstones):
             table.remove(change.keys)
-        elif kept is None:
-            table.load(*change, cold=True)
         else:
-            born, _ = table.pull_state(change.keys)
-            embeddings, state = kept.convert(change.embeddings, change.state, born)
-            table.load(change.keys, embeddings, state, change.counts, change.last_seen)
+            rows = change
+            if kept is not None:
+                born, _ = table.pull_state(change.keys)
+                embeddings, state = kept.convert(change.embeddings, change.state, born)
+                rows = change._replace(embeddings=embeddings, state=state)
+            table.load(*rows, cold=newest_first, only_new=newest_first)
         if reading is not None:
             reading.add(change)
         yield change.keys
@@ -611,10 +635,8 @@ def _owned(changes: Iterator[RowsChange], index: int, shards: int) -> Iterator[R
         owned = np.flatnonzero(shards_of(change.keys, shards) == index)
         if len(owned) == len(change.keys):
             yield change
-        elif isinstance(change, RowPart):
-            yield RowPart._make(column.take(owned, axis=0) for column in change)
         else:
-            yield Tombstones(change.keys[owned])
+            yield type(change)._make(column.take(owned, axis=0) for column in change)
 
 
 def prefetch(parts: Iterator[_Part]) -> Iterator[_Part]:

@@ -390,7 +390,8 @@ def _collect_requests(state: ServingState) -> Iterator[Metric]:
 def _collect_changes(state: ModelState) -> Iterator[Metric]:
     yield counter(
         "streamtrain_serving_swaps_total",
-        "Changes of what is served: step (of the head), reload (of the whole head), promote or rollback.",
+        "Changes of what is served: step (of the head), reload (of the whole head, or of a version whose rows on disk "
+        "cannot be read), promote or rollback.",
         state.swaps,
         "kind",
     )

@@ -11,7 +11,6 @@ from streamtrain.cluster.client import SERVICE as COORDINATOR_SERVICE
 from streamtrain.cluster.coordinator import Coordinator
 from streamtrain.cluster.server import CoordinatorServicer
 from streamtrain.cluster.status import POLL_SECONDS
-from streamtrain.disk import rows_folder
 from streamtrain.errors import ConfigError, ShardError, ShardRefused, ShardUnavailable
 from streamtrain.memory import freeze_heap
 from streamtrain.metrics.cluster import LeadState, ShardMetrics, ShardState
@@ -126,9 +125,7 @@ class PsProcess:
             raise ConfigError("--backup needs ps.backups, the addresses of the backups of all shards")
         security = Security.from_settings(settings.security)
         kept = settings.checkpoint.url
-        budget = settings.ps.memory
-        memory = RowMemory(budget, rows_folder(settings.ps.disk, "ps.disk")) if budget else None
-        self._memory = memory
+        self._memory = memory = RowMemory.from_settings(settings.ps)
         checkpoints = CheckpointWriter(Epochs(kept), self._count, memory) if kept else None
         self._redis = open_redis(settings.publish)
         publisher = ShardPublisher(open_dictionaries(self._redis, settings.publish)) if self._redis else None

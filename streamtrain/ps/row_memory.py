@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamtrain._core import Table
+from streamtrain.disk import rows_folder
 from streamtrain.memory import all_megabytes, free_megabytes
 from streamtrain.periodic import FailureLog, PeriodicTask
 
 if TYPE_CHECKING:
     from streamtrain.ps.shard import Shard
+    from streamtrain.settings.groups import PsSettings
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,11 @@ class RowMemory:
         self._errors = 0
         self._task = PeriodicTask("row memory", self.divide, _SECONDS, subject="dividing memory between tables")
         self._task.start()
+
+    @classmethod
+    def from_settings(cls, settings: "PsSettings") -> "RowMemory | None":
+        """As `ps.memory` and `ps.disk` say; None: all rows are in memory."""
+        return cls(settings.memory, rows_folder(settings.disk, "ps.disk")) if settings.memory else None
 
     def options(self, tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Options of new tables, by their settings: even shares of the budget."""

@@ -202,14 +202,14 @@ class Shard:
     def pull_rows(self, keys: Sequence[NDArray[np.uint64]], rows: Sequence[Floats]) -> None:
         """Reads rows into `rows`, by table float32 [n, dim]; an id without a row gives its birth value."""
         self.check()
-        with self._reading():
+        with self.reading():
             for table, table_keys, out in zip(self.tables, keys, rows, strict=True):
                 if len(table_keys):
                     table.pull(table_keys, out)
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Of rows: what is damaged on disk is gone, so the shard then has to be restored."""
+    def reading(self) -> Iterator[None]:
+        """Context for whoever reads rows: what is damaged on disk is gone, so the shard then has to be restored."""
         try:
             yield
         except RuntimeError as exc:
@@ -227,7 +227,7 @@ class Shard:
             awaited: output, by table [n]: occurrences that a key still needs before its gradients are applied.
         """
         self.check()
-        with self._reading():
+        with self.reading():
             for table, table_keys, out, table_awaited in zip(self.tables, keys, rows, awaited, strict=True):
                 if len(table_keys):
                     table_awaited[:] = table.pull_state(table_keys, out)[1]
@@ -476,7 +476,8 @@ class Shard:
         Raises:
             ShardRefused: unknown table.
         """
-        exists, counts, last_seen = self._table(table).lookup(np.array([key], np.uint64))
+        with self.reading():
+            exists, counts, last_seen = self._table(table).lookup(np.array([key], np.uint64))
         return RowInfo(int(counts[0]), int(last_seen[0])) if exists[0] else None
 
     def remove(self, table: str, keys: NDArray[np.uint64], *, dry_run: bool = False) -> NDArray[np.uint64]:
@@ -494,7 +495,7 @@ class Shard:
             ShardRefused: unknown table.
             ShardUnavailable: the backup has taken over.
         """
-        with self._lock:
+        with self._lock, self.reading():
             self.check()
             of_table = self._table(table)
             there = keys[of_table.lookup(keys)[0]]
@@ -521,7 +522,8 @@ class Shard:
             scan, _ = known
         else:
             raise ShardRefused(f"there is no scan at {cursor}; begin again", "mismatch")
-        rows = next(scan, None)
+        with self.reading():
+            rows = next(scan, None)
         if rows is None:
             return np.empty(0, np.uint64), None
         with self._lock:

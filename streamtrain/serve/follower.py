@@ -179,12 +179,16 @@ class RegistryUpdater:
         try:
             pending = self.selection.pending()
             labelled = [one for one in self._labelled() if self.registry.find(one) is None]
-            for gone in self._retries.keys() - {pending, *labelled}:
+            loaded = self.registry.resident.items()
+            broken = [one for one, predictor in loaded if one != HEAD and predictor.loaded.fault]
+            for gone in self._retries.keys() - {pending, *labelled, *broken}:
                 del self._retries[gone]
             if pending is not None:
                 self._try(pending, self.selection.apply)
             for version in labelled:
                 self._try(version, self.registry.keep)
+            for version in broken:
+                self._try(version, self.registry.reload)
         finally:
             self._fall_back()
 
@@ -238,7 +242,7 @@ class RegistryUpdater:
 
     def _reload_head(self) -> None:
         try:
-            self.registry.reload_head(self.registry.origin)
+            self.registry.reload(HEAD)
         except PublicationCorrupt as exc:
             self._head_damaged = str(exc)
             raise

@@ -192,20 +192,23 @@ class Registry:
             logger.info("%s: serving %s (publication %d)", kind, predictor.name, predictor.publication.number)
         return predictor.publication
 
-    def reload_head(self, origin: Origin) -> None:
-        """Loads the head again, and replaces the loaded one by it.
+    def reload(self, version: Version) -> None:
+        """Loads a version, or the head, again, and replaces the loaded one by it, if it is still there.
 
         Raises:
             OriginUnavailable, PublicationError: as for `promote`.
         """
         with self._loading:
-            head = self._load(HEAD, origin)
+            fresh = self._load(version, self.origin)
             with self._flipping:
-                self._resident = {**self._resident, HEAD: head}
-                if self.served_version == HEAD:
-                    self._served = head
+                if version not in self._resident:
+                    return
+                self._resident = {**self._resident, version: fresh}
+                if self.served_version == version:
+                    self._served = fresh
         self.swaps["reload"] += 1
-        logger.info("reloaded the head (publication %d)", head.publication.number)
+        what = "the head" if version == HEAD else f"version {version}"
+        logger.info("reloaded %s (publication %d)", what, fresh.publication.number)
         self._changed()
 
     def follow_head(self, seconds: float) -> None:

@@ -416,7 +416,8 @@ class CheckpointSettings(SettingsGroup):
         url: folder or object store; None: no checkpoints. Credentials in it are masked.
         every: seconds between checkpoints.
         keep: number of epochs to keep.
-        full_every: deltas between full checkpoints; 0: every checkpoint is full.
+        full_every: deltas between full checkpoints, or more, as long as they have fewer rows than one; 0: every
+            checkpoint is full.
     """
 
     url: PathText | None = None

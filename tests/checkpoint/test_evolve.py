@@ -3,19 +3,24 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import streamtrain as st
+from streamtrain._core import hash_integers
 from streamtrain.checkpoint.evolve import evolve, plan
 from streamtrain.checkpoint.shard_checkpoint import CheckpointWriter
 from streamtrain.checkpoint.shard_map import begin_shard_map, next_shard_map
 from streamtrain.checkpoint.shard_state import describe_run, write_shard
 from streamtrain.errors import CheckpointError, ConfigError, ShardError
+from streamtrain.ps.shard import Shard
+from streamtrain.settings.groups import PsSettings
 from streamtrain.settings.load import Settings, load_settings
-from streamtrain.store.checkpoint.checkpoint import CheckpointReader, commit
+from streamtrain.store.checkpoint.checkpoint import CheckpointReader, ShardFiles, commit
 from streamtrain.store.checkpoint.epochs import Epochs
+from streamtrain.store.files import Directory
 from tests import commands
 from tests.ports import free_ports
 from tests.ps.served import served
@@ -140,6 +145,30 @@ def test_rows_that_only_a_delta_has_must_be_allowed_to_be_lost_as_well(files: Pa
         evolve(cluster(epochs.url), None, load(files, "without"))
     evolved = evolve(cluster(epochs.url), None, load(files, "after"))
     assert evolved.rows == {"tag": 0, "user": 40}
+
+
+def test_rows_for_which_memory_has_no_room_are_on_disk_meanwhile(
+    files: Path, learned: tuple[st.Learner, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, n = st.Learner(load(files, "before")), 100_000
+    keys, rows = hash_integers(np.arange(n)), np.random.default_rng(1).random((n, 4), np.float32)
+    table = learner._shards[0].tables[0]
+    table.load(keys, rows, np.ones((n, table.state_size), np.float32), np.ones(n, np.uint32), np.ones(n, np.uint32))
+    learner.save(tmp_path / "saved")
+    on_disk = []
+
+    def write(directory: Directory, shard: Shard, *given: Any, **options: Any) -> ShardFiles:
+        on_disk.append([one.stats()["rows_on_disk"] for one in shard.tables])
+        return write_shard(directory, shard, *given, **options)
+
+    monkeypatch.setattr("streamtrain.checkpoint.evolve.write_shard", write)
+    settings = cluster(learned[1]).model_copy(update={"ps": PsSettings(memory=3e6, disk=str(tmp_path))})
+    evolved = evolve(settings, None, load(files, "after"), source=str(tmp_path / "saved"), to=str(tmp_path / "to"))
+    assert evolved.rows == {"tag": 0, "user": n}
+    assert on_disk[0][1] > n / 2
+    again = st.Learner.load(evolved.url, load(files, "after"))._shards[0].tables[1]
+    np.testing.assert_array_equal(again.pull(keys)[:, :4], rows)
+    assert again.lookup(keys)[1].tolist() == [1] * n
 
 
 def test_a_cluster_that_runs_is_refused(files: Path, learned: tuple[st.Learner, str]) -> None:

@@ -191,8 +191,8 @@ class TableMachine(RuleBasedStateMachine):
     def expect(self, rows: int) -> None:
         self.table.expect(rows)
 
-    @rule(keys=st.lists(KEYS, max_size=6), data=st.data(), cold=st.booleans())
-    def load(self, keys: list[int], data: st.DataObject, cold: bool) -> None:
+    @rule(keys=st.lists(KEYS, max_size=6), data=st.data(), cold=st.booleans(), only_new=st.booleans())
+    def load(self, keys: list[int], data: st.DataObject, cold: bool, only_new: bool) -> None:
         keys = keys if self.swept else self.own(keys)
         n = len(keys)
         values = st.floats(-1e6, 1e6, width=32)
@@ -202,9 +202,13 @@ class TableMachine(RuleBasedStateMachine):
             state[:, -1] = np.arange(n) % 9  # a number of updates
         new = len(set(keys) - self.oracle.rows.keys() - self.foreign.keys())
         counts, times = range(7, 7 + n), range(self.now, self.now + n)
-        assert self.table.load(u64(keys), embeddings, state, u32(counts), u32(times), cold=cold) == new
+        assert (
+            self.table.load(u64(keys), embeddings, state, u32(counts), u32(times), cold=cold, only_new=only_new) == new
+        )
         aside = oracle.Table(**self.options)  # of what is foreign
         for key, *row in zip(keys, embeddings, state, counts, times, strict=True):
+            if only_new and key in self.oracle.rows.keys() | self.foreign.keys() | aside.rows.keys():
+                continue
             (self.oracle if are_of([key], self.slots) else aside).load(key, oracle.Row(*row))
         self.foreign |= aside.rows
 

@@ -4,7 +4,7 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -181,17 +181,29 @@ def test_a_table_with_a_capacity_stays_in_memory(memory: RowMemory) -> None:
     assert shard.tables[0].stats()["rows_on_disk"] == 0
 
 
-def test_a_shard_whose_rows_cannot_be_read_has_to_be_restored(memory: RowMemory, tmp_path: Path) -> None:
-    shard = shard_with(memory)
-    learn(shard, 0, len(LOG[0]))
+ALL = np.array([key(one) for one in range(IDS)], np.uint64)
+READERS: dict[str, Callable[[Cluster], object]] = {
+    "pull": lambda of: of.shards[0].pull_rows([ALL], [np.empty((IDS, 1), np.float32)]),
+    "look at": lambda of: [of.shards[0].inspect("ids", one) for one in ALL.tolist()],
+    "forget": lambda of: of.shards[0].remove("ids", ALL),
+    "list": lambda of: of.shards[0].keys("ids", 0),
+    "write a checkpoint": lambda of: of.take(full=True),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS.keys())
+def test_a_shard_whose_rows_cannot_be_read_has_to_be_restored(
+    memory: RowMemory, tmp_path: Path, read: Callable[[Cluster], object]
+) -> None:
+    cluster = Cluster(str(tmp_path / "epochs"), 1, memory=memory)
+    learn(cluster.shards[0], 0, len(LOG[0]))
     for one in Path("/proc/self/fd").iterdir():
         if os.path.lexists(one) and str(one.readlink()).startswith(str(tmp_path)):
             os.truncate(one, 0)
-    keys = np.array([key(one) for one in range(IDS)], np.uint64)
     with pytest.raises(ShardBroken, match=r"must be restarted from a checkpoint: rows cannot be read: .* shorter"):
-        shard.pull_rows([keys], [np.empty((len(keys), 1), np.float32)])
+        read(cluster)
     with pytest.raises(ShardBroken, match="rows cannot be read"):
-        shard.check()
+        cluster.shards[0].check()
 
 
 def test_rows_that_cannot_be_written_are_said_once(

@@ -12,6 +12,7 @@ from tests.patience import PATIENCE
 from tests.ps.counting import assert_exact
 
 LOG = some_log(1, 1_000)
+SAME_IDS = {0: [[1, 2, 3]] * 1_000}
 
 
 def test_checkpoints_are_taken_at_intervals(place: str) -> None:
@@ -86,7 +87,7 @@ def test_so_many_are_kept_and_so_many_are_deltas(place: str, keep: int, full_eve
     for at in range(8):
         if at in (4, 5):
             cluster = Cluster(place, keep=keep, full_every=full_every)
-        cluster.learn(LOG, (0, at * 10, at * 10 + 10))
+        cluster.learn(SAME_IDS, (0, at * 10, at * 10 + 10))
         kinds.append(cluster.take().kind)
         numbers = Epochs(place).numbers()
         fulls = [n for n in range(1, at + 2) if kinds[n - 1] == "full"]
@@ -94,4 +95,19 @@ def test_so_many_are_kept_and_so_many_are_deltas(place: str, keep: int, full_eve
         assert set(range(max(at + 2 - keep, 1), at + 2)) <= set(numbers)
         assert min(numbers) == oldest
     assert kinds == ["delta" if at % (full_every + 1) else "full" for at in range(8)]
-    assert_exact(Cluster(place).shards, {0: LOG[0][:80]})
+    assert_exact(Cluster(place).shards, {0: SAME_IDS[0][:80]})
+
+
+def test_a_full_one_waits_until_the_deltas_have_as_many_rows(place: str) -> None:
+    log = {0: [[i] for i in range(20)] + [[i % 3] for i in range(40)]}
+    kinds, cluster = [], Cluster(place, keep=1, full_every=2)
+    for end in (20, *range(21, 60)):
+        cluster.learn(log, (0, 0 if end == 20 else end - 1, end))
+        kinds.append(cluster.take().kind)
+    assert [at for at, kind in enumerate(kinds) if kind == "full"] == [0, 21], "after 20 of a row each"
+    few = Cluster(place, keep=1, full_every=1)
+    few.take(full=True)
+    assert [few.take().kind for _ in range(12)] == ["delta"] * 10 + ["full", "delta"], (
+        "or, of none, after ten times as many"
+    )
+    assert_exact(few.shards, {0: log[0][:59]})

@@ -1,14 +1,19 @@
 """What is loaded, what is served, and what is refused; and that serving goes on whatever the origin does."""
 
+import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import streamtrain as stm
+from streamtrain._core import hash_bytes
+from streamtrain.disk import RowsOnDisk
 from streamtrain.errors import (
     ConfigError,
     NothingBefore,
@@ -312,3 +317,34 @@ def test_a_fallback_until_the_origin_is_there(
 def test_errors_are_of_publications() -> None:
     assert issubclass(PublicationMissing, PublicationError)
     assert issubclass(PublicationMismatch, PublicationError)
+
+
+def test_a_version_whose_rows_on_disk_cannot_be_read_is_loaded_again(
+    origin: Away, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("streamtrain.serve.rows.replica._LEAST", 1)
+    users = [f"u{i}" for i in range(100_000)]
+    keys = np.array([hash_bytes(user.encode()) for user in users], np.uint64)
+    origin.publish({"user": (keys, rows(1, len(keys)))}, weights(1), clock={0: 1}, watermark=1.0)
+    origin.keep()
+    publish(origin, 2)
+    registry = Registry(MODEL, origin, disk=RowsOnDisk(1, str(tmp_path)))
+    registry.requested = frozenset({1})
+    updater = RegistryUpdater(registry, serve=HEAD, every=0.02)
+    updater.start()
+    try:
+        until(lambda: registry.find(1) is not None and registry.served is not None)
+        damaged = registry.resident[1]
+        for one in Path("/proc/self/fd").iterdir():
+            if os.path.lexists(one) and str(one.readlink()).startswith(str(tmp_path)):
+                os.truncate(one, 0)
+        samples = [{"user": user} for user in users]
+        with pytest.raises(PublicationCorrupt, match=r"version 1 .*: rows cannot be read: .* shorter"):
+            damaged.predict(samples)
+        until(lambda: registry.find(1) not in (None, damaged))
+        assert (registry.resident[1].predict(samples) == 1001).all()
+        assert registry.swaps["reload"] == 1
+        assert "reloaded version 1 (publication 1)" in caplog.text
+    finally:
+        updater.close()

@@ -387,7 +387,8 @@ class Node:
             (_, snapshot), self._snapshot, self._writing = self._snapshot, None, epoch
             self._end_overdue()
         try:
-            part = snapshot.write(epoch)
+            with self.shard.reading():
+                part = snapshot.write(epoch)
         except Exception:
             self.count("checkpoint_failures")
             raise
@@ -414,7 +415,8 @@ class Node:
         self.lease_generation = max(self.lease_generation, generation)
         try:
             self.check_lease()
-            part = self._of_publisher().write(self.shard, number, layout)
+            with self.shard.reading():
+                part = self._of_publisher().write(self.shard, number, layout)
             self.shard.check_not_fenced()  # as for checkpoints
             self.published = number
             return part

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
@@ -64,6 +65,11 @@ class CheckpointChain:
         """Number of rows by table of the full checkpoint, without its deltas."""
         return dict(self._readers[0].row_counts)
 
+    @property
+    def changed_row_count(self) -> int:
+        """Number of rows in the deltas."""
+        return sum(sum(reader.row_counts.values()) for reader in self._readers[1:])
+
     def builds_on(self, other: "CheckpointChain") -> bool:
         """Whether it is that chain, or has it as its beginning."""
         mine = zip(self.epochs, self._readers, strict=True)
@@ -111,6 +117,24 @@ class CheckpointChain:
             for keys in reader.tombstones(table, wanted):
                 yield Tombstones(keys)
             yield from reader.rows(table, wanted)
+
+    def rows(self, table: str, shards: Iterable[int] | None = None) -> Iterator[RowPart]:
+        """The rows of a table, the newest first: of a key that comes again, the first row counts.
+
+        Args:
+            table: its name.
+            shards: those whose rows to read; all by default.
+
+        Raises:
+            CheckpointCorrupt: a file is missing or damaged.
+        """
+        wanted = None if shards is None else list(shards)
+        gone = np.empty(0, np.uint64)  # in the epochs that were read, sorted
+        for reader in reversed(self._readers):
+            for part in reader.rows(table, wanted):
+                kept = ~np.isin(part.keys, gone) if len(gone) else slice(None)
+                yield RowPart._make(column[kept] for column in part)
+            gone = np.union1d(gone, np.concatenate([gone, *reader.tombstones(table, wanted)]))
 
     def copy_rows(self, table: str, shard: int, directory: Directory) -> dict[str, FileFacts]:
         """Copies the rows of a table of a full checkpoint to another one; see CheckpointReader."""

@@ -80,6 +80,15 @@ def apply(changes: Iterable[RowPart | Tombstones]) -> dict[int, float]:
     return rows
 
 
+def first_of(parts: Iterable[RowPart]) -> dict[int, float]:
+    """By key, the value of the first row."""
+    found: dict[int, float] = {}
+    for part in parts:
+        for key, value in zip(part.keys.tolist(), part.embeddings[:, 0].tolist(), strict=True):
+            found.setdefault(key, value)
+    return found
+
+
 # --- files, by URL ---
 
 

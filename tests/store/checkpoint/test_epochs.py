@@ -14,7 +14,7 @@ from streamtrain.store.checkpoint.checkpoint import commit, write_part
 from streamtrain.store.checkpoint.epochs import CheckpointChain, Epochs
 from streamtrain.store.checkpoint.parquet import RowPart
 from streamtrain.store.files import Directory
-from tests.store.checkpoint.checkpoints import apply, content_of, delete, files_of, keys, set_content, table
+from tests.store.checkpoint.checkpoints import apply, content_of, delete, files_of, first_of, keys, set_content, table
 
 FILE = "tables/item/shard-0.parquet"
 
@@ -128,6 +128,18 @@ def test_row_that_was_removed_and_came_again_is_there(place: str) -> None:
     add(place)
     add(place, 1, gone=(0,))
     assert apply(Epochs(place).open(2).changes("item"))[0] == 2
+    assert first_of(Epochs(place).open(2).rows("item"))[0] == 2
+
+
+def test_the_newest_rows_come_first(place: str) -> None:
+    add(place)
+    for base in range(1, 6):
+        add(place, base, gone=(0, 10 * base))
+        chain = Epochs(place).open(base + 1)
+        for shards in (None, [0], [1]):
+            assert first_of(chain.rows("item", shards)) == apply(chain.changes("item", shards))
+    assert next(chain.rows("item")).embeddings[0, 0] == 6
+    assert list(chain.rows("user")) == []
 
 
 def test_full_checkpoint_ends_the_chain(place: str) -> None:
