@@ -111,7 +111,7 @@ bench-disk: $(VENV)/ready ## tables with a tenth of their rows in memory compare
 	$(BIN)/python benchmarks/disk.py
 	$(BIN)/python benchmarks/disk.py --power 0 --batches 50
 
-bench-beyond-memory: $(VENV)/ready ## a shard with more rows than memory, killed and restored (a minute); BENCH="--rows 625000000 --memory 10GB --seconds 120" for ten billion parameters (40 minutes, 65 GB of disk)
+bench-beyond-memory: $(VENV)/ready ## a shard with more rows than memory, killed and restored (a minute); BENCH="--rows 625000000 --memory 10GB --seconds 120" for ten billion parameters (25 minutes, 65 GB of disk)
 	$(BIN)/python benchmarks/beyond_memory.py $(BENCH)
 
 bench-step: $(VENV)/ready ## the whole training step compared with plain TensorFlow (a few minutes, 12 GB)
