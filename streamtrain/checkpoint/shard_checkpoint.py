@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from streamtrain._core import Table
 from streamtrain.checkpoint.shard_state import (
     GainedAhead,
     ReadAhead,
@@ -179,9 +178,9 @@ class ShardSnapshot:
         gone: dict[str, list[NDArray[np.uint64]]] = {one["name"]: [] for one in shard.spec.tables}
 
         def changed(t: int) -> Iterator[RowPart]:
-            return _changes(shard.tables[t], self._sealed[t], gone[shard.spec.tables[t]["name"]])
+            return _changes(shard, t, self._sealed[t], gone[shard.spec.tables[t]["name"]])
 
-        tables = shard_tables(shard, (lambda t: prefetch(_snapshot(shard.tables[t]))) if self._full else changed)
+        tables = shard_tables(shard, (lambda t: prefetch(_snapshot(shard, t))) if self._full else changed)
         try:
             directory = self._epochs.directory(epoch)
             part = write_part(directory, shard.index, self._arrays, tables, tombstones=gone, about=self._about)
@@ -210,14 +209,17 @@ def _restorable(chain: CheckpointChain, shards: int) -> bool:
     return True
 
 
-def _snapshot(table: Table) -> Iterator[RowPart]:
-    while (rows := table.read_snapshot(_READ_ROWS)) is not None:
-        yield to_row_part(rows)
+def _snapshot(shard: Shard, table: int) -> Iterator[RowPart]:
+    with shard.reading():
+        while (rows := shard.tables[table].read_snapshot(_READ_ROWS)) is not None:
+            yield to_row_part(rows)
 
 
-def _changes(table: Table, channel: int, gone: list[NDArray[np.uint64]]) -> Iterator[RowPart]:
-    """The changed rows; keys of removed ones are added to `gone`."""
-    while table.pending(channel):
-        drained = table.drain(channel, _READ_ROWS)
-        gone.append(drained.tombstones)
-        yield to_row_part(drained.rows)
+def _changes(shard: Shard, table: int, channel: int, gone: list[NDArray[np.uint64]]) -> Iterator[RowPart]:
+    """The changed rows of a table; keys of removed ones are added to `gone`."""
+    of_table = shard.tables[table]
+    with shard.reading():
+        while of_table.pending(channel):
+            drained = of_table.drain(channel, _READ_ROWS)
+            gone.append(drained.tombstones)
+            yield to_row_part(drained.rows)

@@ -62,7 +62,7 @@ class ShardPublisher:
             if not layout and (why := self._why_full(shard)):
                 return json.dumps({"full": why})
             weights = Weights(shard.dense.pull(), shard.statistics.pull())
-            changes = [] if layout else self._changes()
+            changes = [] if layout else self._changes(shard)
             read = _scan_tables(shard) if layout else ((change.table, change.rows) for change in changes)
             if bad := [*_bad_weights(weights), *_bad_rows(read)]:
                 found = f"shard {shard.index} has {' and '.join(bad)} that are not finite"
@@ -144,9 +144,10 @@ class ShardPublisher:
         self._forget()
         pairs = zip(shard.spec.tables, shard.tables, strict=True)
         self._tables = {one["name"]: PublishedTable(one, table) for one, table in pairs}
-        for published in self._tables.values():
-            yield from published.all()
-            yield published.changes()
+        with shard.reading():
+            for published in self._tables.values():
+                yield from published.all()
+                yield published.changes()
         self._count(rows)
 
     def _why_full(self, shard: Shard) -> str:
@@ -177,12 +178,12 @@ class ShardPublisher:
         del self._tokens[: self._tokens.index(committed)]
         return ""
 
-    def _changes(self) -> list[RowChange]:
+    def _changes(self, shard: Shard) -> list[RowChange]:
         """What has changed since the head."""
         self._put_back()
         self._token, self._written = "", []
-        for table in self._tables.values():
-            self._written.append(table.changes())
+        with shard.reading():
+            self._written.extend(table.changes() for table in self._tables.values())
         return self._written
 
     def _put_back(self) -> None:
@@ -213,9 +214,10 @@ def _parse_layout(text: str, shard: Shard) -> Layout:
 
 
 def _scan_tables(shard: Shard) -> Iterator[tuple[str, Floats]]:
-    for one, table in zip(shard.spec.tables, shard.tables, strict=True):
-        for rows in scan_rows(table):
-            yield one["name"], rows.embeddings
+    with shard.reading():
+        for one, table in zip(shard.spec.tables, shard.tables, strict=True):
+            for rows in scan_rows(table):
+                yield one["name"], rows.embeddings
 
 
 def _bad_rows(read: Iterable[tuple[str, Floats]]) -> Iterator[str]:

@@ -387,8 +387,7 @@ class Node:
             (_, snapshot), self._snapshot, self._writing = self._snapshot, None, epoch
             self._end_overdue()
         try:
-            with self.shard.reading():
-                part = snapshot.write(epoch)
+            part = snapshot.write(epoch)
         except Exception:
             self.count("checkpoint_failures")
             raise
@@ -415,8 +414,7 @@ class Node:
         self.lease_generation = max(self.lease_generation, generation)
         try:
             self.check_lease()
-            with self.shard.reading():
-                part = self._of_publisher().write(self.shard, number, layout)
+            part = self._of_publisher().write(self.shard, number, layout)
             self.shard.check_not_fenced()  # as for checkpoints
             self.published = number
             return part

@@ -277,10 +277,8 @@ class Replication:
             scan = table.rows(_ROWS)
             rows: Rows | None = None
             while True:
-                with (
-                    self._shard.paused(),
-                    self._shard.reading(),
-                ):  # what is read follows on exactly the pushes that were recorded before
+                # What is read follows on exactly the pushes that were recorded before.
+                with self._shard.paused(), self._shard.reading():
                     before = self._taken(queue)
                     rows = next(scan, None)
                 yield from (change_record(*one) for one in before)
