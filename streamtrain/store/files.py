@@ -226,6 +226,15 @@ class Directory:
         with self.reading(name), self._fs.open(self._path(name), "rb") as stream:
             return bytes(stream.read())
 
+    def read_if_there(self, name: str) -> bytes | None:
+        """Its content as of now, in one request; None: it is not there."""
+        with self.reading(name):
+            self._fs.invalidate_cache(self._path(name))
+            try:
+                return bytes(self._fs.cat_file(self._path(name)))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
     def facts(self, name: str) -> FileFacts:
         """Size and SHA-256 of a file as it is, for which all of it is read."""
         digest, size = hashlib.sha256(), 0

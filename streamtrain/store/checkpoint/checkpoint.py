@@ -225,9 +225,10 @@ class CheckpointReader:
     def __init__(self, url: str | Path | Directory) -> None:
         self._directory = _directory(url)
         self.url = self._directory.url
-        if not self._directory.exists(MANIFEST):
+        written = self._directory.read_if_there(MANIFEST)
+        if written is None:
             raise CheckpointError(f"no checkpoint at {self.url}{hint(self._directory)}")
-        manifest, self.digest = decode(self._directory.read(MANIFEST), self._directory)
+        manifest, self.digest = decode(written, self._directory)
         self.kind, self.base, self.base_digest = manifest.kind, manifest.base, manifest.base_digest
         self.about, self.shards = manifest.about, manifest.shards
         self.row_counts = manifest.rows

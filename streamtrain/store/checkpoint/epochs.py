@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from streamtrain.store.checkpoint.parquet import RowPart, Tombstones
 from streamtrain.store.files import Directory, FileFacts
 
 logger = logging.getLogger(__name__)
+
+_REQUESTS = 16  # of a store at a time
 
 
 class CheckpointChain:
@@ -202,7 +205,10 @@ class Epochs:
 
     def numbers(self) -> list[int]:
         """The complete epochs, ascending."""
-        return [number for number in self._started() if self.directory(number).exists(MANIFEST)]
+        started = self._started()
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            complete = pool.map(lambda number: self.directory(number).exists(MANIFEST), started)
+            return [number for number, is_complete in zip(started, complete, strict=True) if is_complete]
 
     def directory(self, number: int) -> Directory:
         return self._root / _name(number)
@@ -222,10 +228,15 @@ class Epochs:
             CheckpointError: it is not there, or it is of another format.
             CheckpointCorrupt: a manifest is damaged, or a checkpoint is missing that it builds on.
         """
-        epochs, readers = [number], [CheckpointReader(self.directory(number))]
+        return self._open(number, {})
+
+    def _open(self, number: int, read: dict[int, CheckpointReader]) -> CheckpointChain:
+        """Reads no manifest that is in `read`, and adds the others to it."""
+        epochs, readers = [number], [read.get(number) or CheckpointReader(self.directory(number))]
         while (base := readers[0].base) is not None:
             epochs.insert(0, base)
-            readers.insert(0, self._base(base, readers[0], epochs[1]))
+            readers.insert(0, self._base(base, readers[0], epochs[1], read.get(base)))
+        read.update(zip(epochs, readers, strict=True))
         return CheckpointChain(epochs, readers)
 
     def newest_good(
@@ -298,9 +309,10 @@ class Epochs:
             raise ConfigError(f"keep must be at least 1, not {keep}")
         complete = self.numbers()
         kept: list[CheckpointChain] = []
+        read: dict[int, CheckpointReader] = {}
         for number in reversed(complete):
             try:
-                kept.append(self.open(number))
+                kept.append(self._open(number, read))
             except CheckpointCorrupt as exc:
                 logger.warning("%s; epoch %d does not count as kept", exc, number)
             if len(kept) == keep:
@@ -359,10 +371,18 @@ class Epochs:
         found = [(name, _NAME.fullmatch(name)) for name in self._root.names()]
         return sorted(int(match[1]) for name, match in found if match and name == _name(int(match[1])))
 
-    def _base(self, number: int, on_it: CheckpointReader, its_number: int) -> CheckpointReader:
-        if number >= its_number or not self.directory(number).exists(MANIFEST):
-            raise CheckpointCorrupt(f"{on_it.url} builds on epoch {number}, which does not exist")
-        base = CheckpointReader(self.directory(number))
+    def _base(
+        self, number: int, on_it: CheckpointReader, its_number: int, read: CheckpointReader | None
+    ) -> CheckpointReader:
+        missing = f"{on_it.url} builds on epoch {number}, which does not exist"
+        if number >= its_number:
+            raise CheckpointCorrupt(missing)
+        try:
+            base = read or CheckpointReader(self.directory(number))
+        except CheckpointError as exc:
+            if isinstance(exc, CheckpointCorrupt) or self.directory(number).exists(MANIFEST):
+                raise
+            raise CheckpointCorrupt(missing) from exc
         if on_it.base_digest not in (None, base.digest):
             raise CheckpointCorrupt(f"{on_it.url} builds on epoch {number}, which was replaced by another checkpoint")
         if len(base.shards) != len(on_it.shards):

@@ -123,6 +123,23 @@ def test_changes_come_in_order(place: str) -> None:
     assert list(chain.changes("user")) == []
 
 
+def test_a_manifest_is_read_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a chain may be long, and each takes a request of the store."""
+    add(place)
+    for base in range(1, 12):
+        add(place, base)
+    read, asked = Directory.read_if_there, []
+
+    def counted(directory: Directory, name: str) -> bytes | None:
+        asked.append(directory.url)
+        return read(directory, name)
+
+    monkeypatch.setattr(Directory, "read_if_there", counted)
+    assert Epochs(place).open(12).epochs == [*range(1, 13)]
+    assert Epochs(place).retain(5) == []
+    assert sorted(asked) == sorted(2 * [url_of(place, number) for number in range(1, 13)])
+
+
 def test_row_that_was_removed_and_came_again_is_there(place: str) -> None:
     """The tombstones of a delta come before its rows."""
     add(place)
