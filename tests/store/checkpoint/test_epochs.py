@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError, ConfigError
@@ -121,6 +121,24 @@ def test_changes_come_in_order(place: str) -> None:
     assert apply(chain.changes("item")) == {0: 3, 1: 3, 30: 3, 31: 3}
     assert apply(chain.changes("item", [1])) == {1: 3, 31: 3}
     assert list(chain.changes("user")) == []
+
+
+@given(chain=st.lists(st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_newest_first_is_the_same_as_all_in_order(
+    tmp_path_factory: pytest.TempPathFactory, chain: list[tuple[set[int], set[int]]]
+) -> None:
+    """Whatever goes and comes again, and whether it was there or not."""
+    epochs = Epochs(str(tmp_path_factory.mktemp("chain")))
+    for number, (written, gone) in enumerate(chain, 1):
+        rows = [row(key, number) for key in sorted(written)]
+        removed = {"item": [keys(key) for key in sorted(gone)]} if number > 1 else {}
+        directory = epochs.directory(number)
+        part = write_part(directory, 0, {}, [table(rows, "item", 1, 0)], tombstones=removed, about={})
+        kind: Any = "full" if number == 1 else "delta"
+        commit(directory, {}, [part], kind=kind, base=number - 1 or None)
+    found = epochs.open(len(chain))
+    assert first_of(found.rows("item")) == apply(found.changes("item"))
 
 
 def test_a_manifest_is_read_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
