@@ -1,5 +1,6 @@
 """What all tests share: which build of the native core they run on, and how hard hypothesis tries."""
 
+import gc
 import importlib.util
 import logging
 import os
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+gc.disable()  # until all tests are collected, see there
 # Models of tests import what is beside them; and what has the same environment is forked from the same process.
 os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent.parent))
 # Before TensorFlow is imported, which reads them once. It greets with lines about instruction sets, and what XLA has
@@ -162,6 +164,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid not in before]
     turns = {unit: turn for turn, unit in enumerate(LONGEST)}
     items.sort(key=lambda item: turns.get(_unit(item.nodeid), len(turns)))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported, and all tests, stay: were they searched for cycles meanwhile, it would take twice as long."""
+    gc.freeze()
+    gc.enable()
 
 
 def _passed(config: pytest.Config) -> Path | None:

@@ -26,6 +26,7 @@ from streamtrain.cli.verify import verify
 from streamtrain.cli.versions import drop, label, promote, rollback, traffic, versions
 from streamtrain.errors import ConfigError, OriginUnavailable, SourceUnavailable, StreamtrainError
 from streamtrain.logs import fail, set_up_logs
+from streamtrain.memory import exit_at_once
 
 # What people call a command that has another name here.
 _SYNONYMS = {"train": "learn FILE or worker", "fit": "learn FILE", "predict": "serve", "consume": "worker", "run": "up"}
@@ -86,6 +87,7 @@ app.add_typer(deadletters, name="deadletters", rich_help_panel="Cluster")
 
 def main() -> None:
     """Entry point. Errors of streamtrain are printed as one line; the exit code is 2 (configuration) or 1 (others)."""
+    exit_at_once()
     set_up_logs(level="warning")
     try:
         app()

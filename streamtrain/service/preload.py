@@ -1,6 +1,6 @@
 """Preloader: a process that has imported TensorFlow and forks commands of streamtrain, which start without that import.
 
-The import takes five CPU seconds and 300 MB. What is forked shares that memory until it is written to. This is what
+The import takes seconds and 300 MB. What is forked shares that memory until it is written to. This is what
 gunicorn's `--preload` and multiprocessing's fork server do. The preloader has imported modules, but run nothing:
 TensorFlow has no context yet, gRPC no channel.
 
@@ -12,7 +12,6 @@ prctl(2), PR_SET_CHILD_SUBREAPER).
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import inspect
 import json
@@ -34,6 +33,7 @@ from typing import Any, NamedTuple
 
 from streamtrain.child_process import start_child
 from streamtrain.errors import StreamtrainError
+from streamtrain.memory import exit_at_once, kept_for_good
 from streamtrain.service.start_tensorflow import import_tensorflow
 
 logger = logging.getLogger(__name__)
@@ -335,15 +335,15 @@ def main() -> None:
     """Imports modules, then forks what is asked for at the socket whose descriptor is the argument."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: it is for the parent
+    exit_at_once()
     try:
         import_tensorflow()
-        for module in _MODULES:
-            importlib.import_module(module)
+        with kept_for_good():  # the collector would write to all objects, so that nothing is shared
+            for module in _MODULES:
+                importlib.import_module(module)
     except BaseException as exc:
         connection.send(json.dumps({"error": f"{type(exc).__name__}: {exc}"}).encode())
         raise
-    gc.collect()
-    gc.freeze()  # the collector would write to all objects, so that nothing is shared
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     _serve(connection)
 

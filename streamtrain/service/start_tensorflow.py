@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from streamtrain.memory import kept_for_good
+
 _GREETING = re.compile(
     r"absl::InitializeLog|oneDNN custom operations|cudart_stub|cuda_platform|cpu_feature_guard|rebuild TensorFlow"
 )
@@ -48,7 +50,7 @@ def import_tensorflow() -> None:
     uses: a third of the import's time and 120 MB. They are hidden from it; a model file may import them nevertheless.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # warnings and errors, but not that XLA was initialized
-    with _without_greeting(), _absent("sklearn", "pandas"):
+    with _without_greeting(), _absent("sklearn", "pandas"), kept_for_good():
         import tensorflow  # noqa: F401
 
 
