@@ -1,4 +1,4 @@
-"""Commands of streamtrain as processes. They are forked, as `up` does it: TensorFlow's import takes 5 CPU seconds.
+"""Commands of streamtrain as processes. They are forked, as `up` does it: imports take seconds.
 
 What is forked differs from what is executed only by its modules, which are imported already; see
 `streamtrain.service.preload`. Tests of the start itself, and of what a command imports, use `subprocess`.
@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ COMMAND = [sys.executable, "-m", "streamtrain"]
 
 _MOST = 2  # preloaders at a time: each has 600 MB
 _preloaders: list[Preloader] = []
+_lock = threading.Lock()
 
 
 def start(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
@@ -25,15 +27,16 @@ def start(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
     if list(command[: len(COMMAND)]) == COMMAND:
         environment = options.get("env")
         options["env"] = dict(os.environ if environment is None else environment)
-        for preloader in _preloaders:
-            try:
-                return preloader.fork(command, signal.SIGKILL, **options)
-            except CannotFork:
-                continue
-        if len(_preloaders) == _MOST:
-            _preloaders.pop(0).close()
-        _preloaders.append(Preloader(options["env"], hands_on=True))
-        return _preloaders[-1].fork(command, signal.SIGKILL, **options)
+        with _lock:
+            for preloader in _preloaders:
+                try:
+                    return preloader.fork(command, signal.SIGKILL, **options)
+                except CannotFork:
+                    continue
+            if len(_preloaders) == _MOST:
+                _preloaders.pop(0).close()
+            _preloaders.append(Preloader(options["env"], hands_on=True))
+            return _preloaders[-1].fork(command, signal.SIGKILL, **options)
     return subprocess.Popen(command, **options)
 
 

@@ -1,5 +1,6 @@
 """What all tests share: which build of the native core they run on, and how hard hypothesis tries."""
 
+import atexit
 import gc
 import importlib.util
 import logging
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 gc.disable()  # until all tests are collected, see there
+atexit.register(gc.freeze)
 # Models of tests import what is beside them; and what has the same environment is forked from the same process.
 os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent.parent))
 # Before TensorFlow is imported, which reads them once. It greets with lines about instruction sets, and what XLA has
@@ -169,6 +171,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What is imported, and all tests, stay: were they searched for cycles meanwhile, it would take twice as long."""
     gc.freeze()
+    gc.set_threshold(5_000, 20, 100)  # graphs are many objects that live for one test
     gc.enable()
 
 

@@ -1,8 +1,8 @@
 """Preloader: a process that has imported TensorFlow and forks commands of streamtrain, which start without that import.
 
-The import takes seconds and 300 MB. What is forked shares that memory until it is written to. This is what
-gunicorn's `--preload` and multiprocessing's fork server do. The preloader has imported modules, but run nothing:
-TensorFlow has no context yet, gRPC no channel.
+The import takes seconds and 300 MB, and that of a command without TensorFlow half a second. What is forked shares that
+memory until it is written to. This is what gunicorn's `--preload` and multiprocessing's fork server do. The preloader
+has imported modules, but run nothing: TensorFlow has no context yet, gRPC no channel.
 
 A forked command is a process like one that was executed: its parent is the process that asked for it, which waits for
 it and gets its exit code; it has its own environment, standard streams, session and command line. To make it a child of
@@ -10,6 +10,7 @@ another process than the one that forked it, its first parent ends at once while
 prctl(2), PR_SET_CHILD_SUBREAPER).
 """
 
+import atexit
 import contextlib
 import ctypes
 import importlib
@@ -60,6 +61,7 @@ _STARTING = ("demo", "serve", "up")
 """Commands that have a preloader of their own."""
 
 _SECONDS = 60.0  # for an answer of the preloader
+_EXIT_UNWRITTEN = 120  # of an interpreter that cannot write what it still has to, too
 _LONGEST = 1 << 18  # bytes of a request
 _TITLE = 4000  # bytes for the command line of what is forked
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -361,12 +363,37 @@ def _serve(connection: socket.socket) -> None:
             _become(wanted, fds)
             given = _hand_on() if wanted.hands_on and wanted.words[:1] in ([name] for name in _STARTING) else None
             if given is None:
-                runpy.run_module("streamtrain", run_name="__main__", alter_sys=True)
+                _run()
             else:
                 _serve(given)
             return
         for fd in fds:
             os.close(fd)
+
+
+def _run() -> None:
+    """Runs the command, and ends this process as multiprocessing ends what it has forked.
+
+    Objects are not given back one by one, which would copy most of the memory that is shared, only to end. Exceptions
+    other than SystemExit are left to the interpreter, which ends by itself.
+    """
+    code: object = None
+    try:
+        runpy.run_module("streamtrain", run_name="__main__", alter_sys=True)
+    except SystemExit as exc:
+        code = exc.code
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except OSError:
+        code = code or _EXIT_UNWRITTEN
+    os._exit(code or 0)
 
 
 def _hand_on() -> socket.socket | None:

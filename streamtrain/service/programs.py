@@ -31,8 +31,7 @@ class Program:
             --standby, which loads all that takes time and then waits for a line on its standard input: the `instance`
             of the program that has ended, and whose place it takes. None: the program is restarted.
         instance: by which others know it, such as a consumer group; "": its name.
-        preload: whether it is a command of streamtrain that needs TensorFlow: it is forked from a process that has
-            imported it.
+        preload: whether it is a command of streamtrain, which is forked from a process that has imported TensorFlow.
     """
 
     name: str
@@ -90,7 +89,7 @@ def programs(
 
     def program(name: str, stage: int, *command: str, drain: float = 45.0) -> Program:
         named = inherited | {"STREAMTRAIN_LOG__PROCESS": name}
-        return Program(name, [sys.executable, "-m", *command], named, stage, drain)
+        return Program(name, [sys.executable, "-m", *command], named, stage, drain, preload=command[0] == "streamtrain")
 
     def standby(kind: str) -> str | None:
         return kind if settings.up.standby else None
@@ -104,9 +103,7 @@ def programs(
         elif settings.up.kafka is not None:
             words += ["--cache", str(Path(settings.up.kafka).resolve())]
         result.append(program(server, _SERVERS, f"streamtrain.embedded.{server}", *words))
-    serve = replace(
-        program("serve", _SERVING, "streamtrain", "serve", *options), standby=standby("serve"), preload=True
-    )
+    serve = replace(program("serve", _SERVING, "streamtrain", "serve", *options), standby=standby("serve"))
     result += replicate(serve, settings.serve.processes, sockets)
     for index in range(len(settings.ps.addresses)):
         result.append(program(f"ps{index}", _SHARDS, "streamtrain", "ps", "--index", str(index), *options))
@@ -121,7 +118,7 @@ def programs(
     for index in range(settings.up.workers):
         command = ("streamtrain", "worker", *count, *options)
         one = program(f"worker{index}", _WORKERS, *command, "--instance", f"worker{index}", drain=drain)
-        result.append(replace(one, standby=standby("worker"), preload=True))
+        result.append(replace(one, standby=standby("worker")))
     return result
 
 

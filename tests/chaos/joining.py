@@ -86,7 +86,9 @@ class Joining:
 
     def _program(self, name: str) -> Program:
         command = [sys.executable, "-m", "streamtrain", "join", "--config", str(self._settings), "--instance", name]
-        return Program(name, command, os.environ | {"PYTHONPATH": ROOT, "PYTHONUNBUFFERED": "1"}, drain=60.0)
+        return Program(
+            name, command, os.environ | {"PYTHONPATH": ROOT, "PYTHONUNBUFFERED": "1"}, drain=60.0, preload=True
+        )
 
     def _write(self, name: str, line: str) -> None:
         self._logs[name].write(f"{time.strftime('%H:%M:%S')} {line}\n")

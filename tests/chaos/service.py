@@ -178,10 +178,9 @@ class Service:
         command += ["--instance", instance] if instance else []
         stage = [SERVE, PS, COORDINATOR, WORKER].index(kind)
         standby = name if kind == WORKER else None  # one for each, as each has a place of its own in the network
-        preload = kind in (SERVE, WORKER) and not prefix  # as `up` does it
         return Program(
-            name, command, environment, stage, drain=60.0, standby=standby, instance=instance, preload=preload
-        )
+            name, command, environment, stage, drain=60.0, standby=standby, instance=instance, preload=not prefix
+        )  # as `up` does it
 
     def _write(self, name: str, line: str) -> None:
         with self._lock:

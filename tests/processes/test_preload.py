@@ -144,6 +144,47 @@ def test_what_is_forked_is_as_if_it_were_executed(preloader: Preloader, folder: 
     assert other["sockets"] == [], "that of the preloader is closed"
 
 
+ENDS = """
+import atexit, os, sys, threading
+
+def late():
+    threading.main_thread().join()
+    print("of a thread")
+
+print("written late, too")
+atexit.register(print, "at the exit")
+threading.Thread(target=late).start()
+{ends}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ("sys.exit()", 0),
+        ("sys.exit(-1)", 255),
+        ("sys.exit(['why'])", 1),
+        ("raise GeneratorExit('why')", 1),
+        ("raise KeyboardInterrupt", 130),
+        ("os.close(1); sys.exit()", 120),
+    ],
+)
+def test_it_ends_as_if_it_were_executed(preloader: Preloader, folder: Path, ends: str, code: int) -> None:
+    """With all that its threads and its ends still write."""
+    (folder / "ends.py").write_text(ENDS.format(ends=ends))
+    (folder / "samples.jsonl").write_text("{}\n")
+    command = [*COMMAND, "learn", "samples.jsonl", "--model", "ends.py:model"]
+    options: dict[str, Any] = {"cwd": folder, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options["env"] = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    found = []
+    for process in (subprocess.Popen(command, **options), preloader.fork(command, signal.SIGTERM, **options)):
+        out, error = process.communicate(timeout=PATIENCE)
+        found.append((process.returncode, out, [line for line in error.splitlines() if "why" in line]))
+    assert found[0] == found[1]
+    assert found[0][0] == code, error
+    assert code == 120 or found[0][1].splitlines() == ["written late, too", "of a thread", "at the exit"]
+
+
 def test_it_is_killed_as_any_process_and_outlives_the_preloader_which_is_replaced(
     preloader: Preloader, folder: Path
 ) -> None:

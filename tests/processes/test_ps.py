@@ -23,6 +23,7 @@ from streamtrain.ps.nodes.shards import Shards
 from streamtrain.ps.rpc.control import CHANNEL_OPTIONS, RemoteControl, Retry, patiently
 from streamtrain.settings.load import load_settings
 from streamtrain.store.checkpoint.epochs import Epochs
+from tests import commands
 from tests.checkpoint.saved import assert_each_exact, restored, some_log, until
 from tests.patience import PATIENCE
 from tests.patience import until as wait_until
@@ -42,11 +43,24 @@ def free_addresses(count: int) -> list[str]:
 
 
 class Process:
-    """A parameter server; its words on stderr are kept."""
+    """A parameter server; its words on stderr are kept.
 
-    def __init__(self, *arguments: str, command: tuple[str, ...] = COMMAND, **environment: str) -> None:
+    Args:
+        arguments: of the command.
+        command: another one.
+        begin: how it is started; by default it is forked, as `up` does it.
+        environment: more of it.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        command: tuple[str, ...] = COMMAND,
+        begin: Callable[..., "subprocess.Popen[str]"] = commands.start,
+        **environment: str,
+    ) -> None:
         kept = {name: value for name, value in os.environ.items() if not re.match("STREAMTRAIN_|TF_CONFIG", name)}
-        self.process = subprocess.Popen(
+        self.process = begin(
             [*command, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -172,7 +186,8 @@ def test_life_of_two_shards(tmp_path: Path, start: Callable[..., Process]) -> No
     place = str(tmp_path)
 
     def begin(index: int) -> Process:
-        return start("--index", str(index), "--ps", ",".join(addresses), *saving(tmp_path))
+        words = ("--index", str(index), "--ps", ",".join(addresses), *saving(tmp_path))
+        return start(*words, begin=subprocess.Popen)
 
     processes = [begin(i) for i in range(2)]
     for process in processes:
