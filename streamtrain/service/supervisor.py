@@ -18,7 +18,7 @@ from streamtrain.shutdown import step
 EXIT_CONFIG = 2
 """What a program ends with whose configuration is wrong: to start it again would not help."""
 
-_FIRST_PAUSE = 0.5
+_FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 15.0
 _WRONG_PAUSE = 60.0  # of a program whose configuration has become wrong
 _SETTLED = 60.0  # a program that ran for longer restarts after the first pause

@@ -285,4 +285,4 @@ def test_a_supervisor_forks_again_what_was_killed(folder: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
     finally:
         supervisor.stop()
-    assert "was killed by SIGKILL; restarting in 0.5 s" in lines
+    assert "was killed by SIGKILL; restarting in 0.1 s" in lines

@@ -82,7 +82,7 @@ def test_what_is_killed_starts_again(supervise: Supervise, log: Log) -> None:
     first = supervisor.pid("a")
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    log.until(lambda _: log.of("a") == ["up", "was killed by SIGKILL; restarting in 0.5 s", "up"])
+    log.until(lambda _: log.of("a") == ["up", "was killed by SIGKILL; restarting in 0.1 s", "up"])
     assert supervisor.pid("a") not in (first, None)
     assert (supervisor.starts("a"), supervisor.starts("b")) == (2, 1)
 
@@ -90,7 +90,7 @@ def test_what_is_killed_starts_again(supervise: Supervise, log: Log) -> None:
 def test_what_keeps_failing_is_started_less_and_less_often(supervise: Supervise, log: Log) -> None:
     supervise(python("a", "raise SystemExit('no')"))
     log.until(lambda lines: len(lines) >= 6)
-    pauses = [f"ended with exit code 1; restarting in {pause} s" for pause in ("0.5", "1", "2")]
+    pauses = [f"ended with exit code 1; restarting in {pause} s" for pause in ("0.1", "0.2", "0.4")]
     assert log.of("a")[:6] == ["no", pauses[0], "no", pauses[1], "no", pauses[2]]
 
 
@@ -119,7 +119,7 @@ def test_one_that_starts_is_enough(supervise: Supervise, log: Log) -> None:
 def test_what_has_become_of_programs_is_reported_apart_from_what_they_write(supervise: Supervise, log: Log) -> None:
     reports = Log()
     supervise(python("a", 'print(\'{"message": "x"}\'); raise SystemExit(1)'), report=reports.write)
-    reports.until(lambda lines: lines == [("a", "ended with exit code 1; restarting in 0.5 s")])
+    reports.until(lambda lines: lines == [("a", "ended with exit code 1; restarting in 0.1 s")])
     assert log.of("a") == ['{"message": "x"}']
 
 
@@ -211,7 +211,7 @@ def test_without_a_standby_or_if_it_has_died_itself_a_program_is_started_anew(lo
         pid = supervisor.pid("a")
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        log.until(lambda _: log.of("a")[2:] == ["was killed by SIGKILL; restarting in 0.5 s", "has", "is none"])
+        log.until(lambda _: log.of("a")[2:] == ["was killed by SIGKILL; restarting in 0.1 s", "has", "is none"])
     finally:
         supervisor.stop()
 
