@@ -100,7 +100,7 @@ bench: $(VENV)/ready servers ## all benchmarks, results to one file and the docu
 bench-scale: $(VENV)/ready servers ## scaling by workers, shards and rows up to 100M, results to the same file (40 minutes, 16 GB)
 	$(BIN)/python benchmarks/bench.py run --parts scale $(BENCH)
 
-bench-quick: $(VENV)/ready ## compare a few ratios with accepted ones; fails if one has lost a fifth (three minutes)
+bench-quick: $(VENV)/ready ## compare 16 ratios with accepted ones; fails if one has lost a fifth (five minutes)
 	@$(BIN)/python benchmarks/quick.py $(BENCH)
 
 bench-core: $(VENV)/ready ## the native core compared with NumPy and msgspec (a few minutes, 8 GB)

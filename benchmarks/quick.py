@@ -77,6 +77,10 @@ def parts() -> dict[str, tuple[Part, list[Ratio]]]:
     table = ("core.py", "table", "--rows", 1_000_000, "--growths", 1, "--rounds", 3, "--json")
     serving = ("serving.py", "--rows", 50_000, "--rounds", 3, "--seconds", 0.7, "--instances", 1)
     loads: dict[str, Figure] = {load: ("by_load", load, "ratio") for load in ("1 by 1", "1 by 16")}
+    calls: dict[str, Figure] = {f"{load}, gRPC": ("by_load", load, "grpc_to_http") for load in loads}
+    micro = ("step.py", "--micro", 8, "--rounds", 3, "--seconds", 1, "--workload")
+    steps: dict[str, Figure] = {one: (f"ratio_to_{one}", "8") for one in ("large", "plain_tf")}
+    kafka = ("stream.py", "--messages", 1_500_000, "--seconds", 4, "--warmup", 2, "--rounds", 1)
     step = ("step.py", "--rounds", 5, "--seconds", 1, "--batches")
     small = ("--workload", "w2", "--batch", 64, "--vocabulary", 500_000, "--only", "plain_tf", "batch")
     cluster = ("cluster.py", "--topologies", "colocated", "--batches", 60, "--seconds", 3, "--warmup", 2, "--rounds", 1)
@@ -98,8 +102,25 @@ def parts() -> dict[str, tuple[Part, list[Ratio]]]:
             ],
         ),
         "predict": (
-            _part("predict", _ours(loads, *serving, "--concurrency", 1, 16)),
-            [Ratio(f"predict {load} / empty FastAPI", "predict", OURS, figure=load) for load in loads],
+            _part("predict", _ours(loads | calls, *serving, "--concurrency", 1, 16)),
+            [
+                *(Ratio(f"predict {load} / empty FastAPI", "predict", OURS, figure=load) for load in loads),
+                *(Ratio(f"predict {call} / over HTTP", "predict", OURS, figure=call) for call in calls),
+            ],
+        ),
+        **{
+            f"micro-{workload}": (
+                _part(f"micro-{workload}", _ours(steps, *micro, workload)),
+                [
+                    Ratio(f"{title}, steps of 8 / one step", f"micro-{workload}", OURS, figure="large"),
+                    Ratio(f"{title}, steps of 8 / plain TensorFlow", f"micro-{workload}", OURS, figure="plain_tf"),
+                ],
+            )
+            for workload, title in (("w1", "W1"), ("readme", "README's model"))
+        },
+        "kafka": (
+            _part("kafka", _ours({"ratio": ("ratio_to_ready",)}, *kafka)),
+            [Ratio("W1 colocated, JSON from Kafka / ready batches", "kafka", OURS, figure="ratio")],
         ),
         "w1": (
             _part("w1", _ours({"ratio": ("ratio_to_dense", "batch")}, *step, 60, "--only", "dense", "batch")),

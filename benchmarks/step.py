@@ -236,11 +236,18 @@ def micro_batches(args: argparse.Namespace) -> dict[str, Any]:
         for name, runs in rates.items()
     ]
     print(table((args.workload, "samples/s", f"/ {base}"), rows))
-    for size in sizes:
-        ratio = median_ratio(rates[f"micro-batches of {size}"], rates[f"plain TensorFlow, batches of {size}"])
+    ratios = {
+        f"ratio_to_{name}": {
+            str(size): round(median_ratio(rates[f"micro-batches of {size}"], rates[peer.format(size)]), 3)
+            for size in sizes
+        }
+        for name, peer in (("large", base), ("plain_tf", "plain TensorFlow, batches of {}"))
+    }
+    for size, ratio in ratios["ratio_to_plain_tf"].items():
         print(f"steps of {size}: {ratio:.2f} x plain TensorFlow")
     given = {name: getattr(args, name) for name in ("workload", "rounds", "seconds", "threads")}
-    return given | {"sizes": sizes, "runs": {name: [round(one) for one in runs] for name, runs in rates.items()}}
+    runs = {name: [round(one) for one in runs] for name, runs in rates.items()}
+    return given | ratios | {"sizes": sizes, "runs": runs}
 
 
 def side_by_side(args: argparse.Namespace) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def _reserved(address: str | None) -> Iterator[None]:
 
 _LOOKUP_SECONDS = 1.0  # a request waits no longer for rows that are not cached
 
-_PATIENCE = 10.0  # seconds that processes that begin together wait for something to serve
+_PATIENCE = 10.0  # seconds that a process that begins waits for something to serve before it takes requests
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ def _not_ready(service: Service) -> str:
 
 
 def _config(settings: Settings, place: Seat | None, failed: Mapping[str, str]) -> ServingConfig:
-    """One that takes the place of another takes requests only when it can answer them."""
+    """One that takes the place of another takes requests only when it can answer them; others wait for that a while."""
     chosen = settings.serve
     return ServingConfig(
         admin_token=chosen.admin_token.get_secret_value() if chosen.admin_token else None,
@@ -295,7 +295,7 @@ def _config(settings: Settings, place: Seat | None, failed: Mapping[str, str]) -
         max_queue=chosen.max_queue,
         max_wait=chosen.max_wait,
         watchdog=settings.watchdog,
-        startup_timeout=0.0 if place is None else math.inf if place.is_again else _PATIENCE,
+        startup_timeout=math.inf if place is not None and place.is_again else _PATIENCE,
         grpc_listen=chosen.grpc_listen,
         grpc_shares_port=place is not None,
         failed=failed,

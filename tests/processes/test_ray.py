@@ -79,7 +79,7 @@ class Client:
                     self.outcomes["answered"] += 1
                     return float(json.load(answer)["predictions"][0][0])
             except urllib.error.HTTPError as exc:
-                self.outcomes[str(exc.code)] += 1
+                self.outcomes[f"{exc.code}: {exc.read().decode()}"] += 1
             except OSError:
                 continue
         self.outcomes["nobody answers"] += 1

@@ -151,6 +151,33 @@ def test_one_is_killed_and_comes_back(start: Callable[..., Server]) -> None:
         published.server.close()
 
 
+def test_one_takes_no_requests_before_it_can_answer(start: Callable[..., Server]) -> None:
+    (port,) = free_ports(1)
+    statuses: list[int] = []
+    with Valkey() as valkey, client_of(f"http://127.0.0.1:{port}") as client:
+        published = InRedis(valkey.url)
+        server = start(
+            publish__url=valkey.url,
+            publish__model=published.model.keys.model,
+            publish__every="50ms",
+            serve__listen=f"127.0.0.1:{port}",
+        )
+
+        def is_answered() -> bool:
+            try:
+                statuses.append(client.post(PREDICT, json=BODY).status_code)
+            except httpx.ConnectError:
+                return False
+            return True
+
+        until(lambda: "waiting for the first publication" in server.log.read_text(), PATIENCE)
+        assert not is_answered()
+        published.publish(1)
+        until(is_answered, PATIENCE)
+        assert statuses == [200]
+        published.server.close()
+
+
 def test_a_standby_serves_once_it_is_told_whose_place_it_takes(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     metrics, _ = free_ports(2)

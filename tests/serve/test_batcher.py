@@ -14,7 +14,6 @@ from streamtrain.serve.errors import Overloaded
 from streamtrain.serve.predictor import Predicted, Predictor
 from streamtrain.serve.registry import HEAD, Registry
 from streamtrain.serve.service.batcher import Batcher
-from tests.patience import PATIENCE
 from tests.serve.published import counted, origin_of, publish
 
 
@@ -142,33 +141,42 @@ def test_a_request_after_a_lone_one_is_answered_at_once(head: Predictor, sizes: 
     batcher.close()
 
 
-def test_the_loop_takes_requests_while_a_thread_predicts_others(
-    head: Predictor, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As over gRPC, where calls come one by one; they come together in the next batch."""
-    batcher, came, released = Batcher(observe=sizes.append), asyncio.Event(), threading.Event()
-    predict, loop = Predictor._predict, asyncio.new_event_loop()
+async def iterations(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
-    def held(self: Predictor, *given: Any) -> Predicted | None:
-        assert threading.current_thread() is not threading.main_thread()
-        loop.call_soon_threadsafe(came.set)
-        assert released.wait(PATIENCE)
-        return predict(self, *given)
+
+def test_calls_that_come_one_by_one_are_predicted_together(head: Predictor, sizes: list[int]) -> None:
+    """As over gRPC: each is waited for, but not for long, and no request over HTTP waits with them."""
+    batcher = Batcher(observe=sizes.append)
 
     async def run() -> list[Predicted]:
-        await batcher.predict(head, messages("u1"))  # alone, on the loop
-        monkeypatch.setattr(Predictor, "_predict", held)
-        asked = [asyncio.ensure_future(batcher.predict(head, messages("u1"), in_thread=True))]
-        await came.wait()
-        for _ in range(3):
-            asked.append(asyncio.ensure_future(batcher.predict(head, tensors("u1"), in_thread=True)))
-            await asyncio.sleep(0)
-        released.set()
+        asked = []
+        for of in (messages("u1"), tensors("u1"), tensors("u1")):
+            asked.append(asyncio.ensure_future(batcher.predict(head, of, one_by_one=True)))
+            await iterations(5)
+        assert not any(one.done() for one in asked)
+        asked.append(asyncio.ensure_future(batcher.predict(head, messages("u1"))))
+        await iterations(3)
+        assert all(one.done() for one in asked)
+        asked.append(asyncio.ensure_future(batcher.predict(head, messages("u1"), one_by_one=True)))
         return await asyncio.gather(*asked)
 
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        assert [values(one) for one in runner.run(run())] == [[2002.0]] * 4
-    assert sizes == [1, 1, 3]
+    assert [values(one) for one in asyncio.run(run())] == [[2002.0]] * 5
+    assert sizes == [4, 1]
+    batcher.close()
+
+
+def test_a_batch_of_calls_that_is_large_enough_begins(head: Predictor, sizes: list[int]) -> None:
+    batcher = Batcher(observe=sizes.append, on_loop=3)
+
+    async def run() -> None:
+        asked = [asyncio.ensure_future(batcher.predict(head, messages("u1"), one_by_one=True)) for _ in range(3)]
+        await iterations(3)
+        assert all(one.done() for one in asked)
+
+    asyncio.run(run())
+    assert sizes == [3]
     batcher.close()
 
 

@@ -94,7 +94,7 @@ class OpenInference:
             raise HTTPError(400, f"unknown output {unknown.pop()!r}; the outputs are {labels}")
         check_outputs([one.name for one in request.outputs])
         samples = to_samples(parse_tensors(request), target.fields)
-        predicted, after = await self._service.predict(target, samples, call.metadata, call.began, in_thread=True)
+        predicted, after = await self._service.predict(target, samples, call.metadata, call.began, one_by_one=True)
         response = pb.ModelInferResponse(
             model_name=target.model.name, model_version=after["x-model-version"], id=request.id
         )

@@ -177,7 +177,7 @@ class TensorFlowServing:
         self, call: Call, target: Target, messages: Sequence[bytes], signature: str
     ) -> tuple[Floats, Any, Mapping[str, str]]:
         """Predictions [n, L], the spec of the model that has made them, and metadata of the response."""
-        predicted, after = await self._service.predict(target, messages, call.metadata, call.began, in_thread=True)
+        predicted, after = await self._service.predict(target, messages, call.metadata, call.began, one_by_one=True)
         return predicted.predictions, _spec_of(target, after["x-model-version"], signature or SIGNATURE), after
 
 

@@ -1,14 +1,16 @@
 """Batches the requests of one process.
 
 Whatever has arrived while the event loop was reading sockets, or while the last batch ran, is the next batch: no
-request waits for others to arrive, and under load batches grow by themselves. A small batch runs on the event loop,
-because that takes less time than handing it to a thread; a large one, or one that has to wait for the origin, runs in
-a thread, so that health checks are still answered. A small request after one that was alone is predicted right away,
-without the queue and two iterations of the loop. If others arrive meanwhile, they are batched, and so are the next.
+request over HTTP waits for others to arrive, and under load batches grow by themselves. A small batch runs on the event
+loop, because that takes less time than handing it to a thread; a large one, or one that has to wait for the origin,
+runs in a thread, so that health checks are still answered. A small request after one that was alone is predicted right
+away, without the queue and two iterations of the loop. If others arrive meanwhile, they are batched, and so are the
+next.
 
 Over HTTP, requests gather in their sockets while a batch runs on the loop, which reads all of them next. gRPC hands
-over one call at a time: behind a loop that predicts, none gathers, and each is predicted alone, however many wait. So
-its calls are predicted in the thread: 1.7 times as many a second with 16 connections, .95 times as many with one.
+over one call at a time, some iterations of the loop after the one before, however many wait. So a batch of its calls
+begins once some iterations have brought none: with 16 connections, 1.6 times as many calls are answered as by a thread
+that predicts what has come meanwhile.
 """
 
 import asyncio
@@ -27,12 +29,14 @@ from streamtrain.serve.predictor import Predicted, Predictor
 
 Prediction = Predicted | Exception
 
+_IF_ALONE, _IF_NOT = 10, 80
+"""Iterations of the loop without a call, after which calls are predicted, if the last batch was one request, or not."""
+
 
 @dataclass
 class _Waiting:
     predictor: Predictor
     messages: Sequence[bytes]
-    in_thread: bool
     answer: asyncio.Future[Predicted]
     since: float
 
@@ -61,15 +65,16 @@ class Batcher:
     _queue: deque[_Waiting] = field(default_factory=deque, init=False)
     _busy: bool = field(default=False, init=False)
     _alone: bool = field(default=False, init=False)  # whether the last batch from the queue was one request
+    _iterations: int = field(default=0, init=False)  # that the next batch waits for one more call
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "predict"), init=False)
 
-    async def predict(self, predictor: Predictor, messages: Sequence[bytes], *, in_thread: bool = False) -> Predicted:
+    async def predict(self, predictor: Predictor, messages: Sequence[bytes], *, one_by_one: bool = False) -> Predicted:
         """Predicts JSON messages or `TensorSamples`, possibly in a batch with other requests.
 
         Args:
             predictor: predicts.
             messages: instances.
-            in_thread: whether the loop takes further requests meanwhile, however few instances there are.
+            one_by_one: whether the loop gets such requests one after the other, though more may wait already.
 
         Raises:
             Overloaded: too many instances wait, or it has waited too long.
@@ -78,14 +83,15 @@ class Batcher:
         if self.waiting and self.waiting + len(messages) > self.max_queue:
             raise Overloaded("instances", f"{self.waiting} instances are waiting to be predicted")
         loop = asyncio.get_running_loop()
-        if self._alone and not self._busy and not in_thread and len(messages) <= self.on_loop:
+        if self._alone and not self._busy and not one_by_one and len(messages) <= self.on_loop:
             self._busy = True  # requests that arrive before the next iteration of the loop wait for it
             loop.call_soon(self._next, loop)
             outcomes = _outcomes(predictor.predict_at_once, [messages])
             if outcomes is not None:
                 return self._result(outcomes[0])
-        one = _Waiting(predictor, messages, in_thread, loop.create_future(), time.monotonic())
+        one = _Waiting(predictor, messages, loop.create_future(), time.monotonic())
         self._queue.append(one)
+        self._iterations = (_IF_ALONE if self._alone else _IF_NOT) if one_by_one else 0
         self.waiting += len(messages)
         if not self._busy:
             self._busy = True
@@ -97,13 +103,18 @@ class Batcher:
         self._thread.shutdown()
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._iterations and self.waiting < self.on_loop:
+            self._iterations -= 1
+            loop.call_soon(self._next, loop)
+            return
+        self._iterations = 0
         batch = self._take()
         if not batch:
             self._busy = False
             return
         self._alone = len(batch) == 1
         predictor, requests = batch[0].predictor, [one.messages for one in batch]
-        if sum(map(len, requests)) <= self.on_loop and not any(one.in_thread for one in batch):
+        if sum(map(len, requests)) <= self.on_loop:
             outcomes = _outcomes(predictor.predict_at_once, requests)
             if outcomes is not None:
                 self._settle(batch, outcomes)

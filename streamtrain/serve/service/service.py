@@ -234,7 +234,7 @@ class Service:
         headers: Mapping[str, str],
         began: float,
         *,
-        in_thread: bool = False,
+        one_by_one: bool = False,
     ) -> tuple[Predicted, dict[str, str]]:
         """Predicts instances: the predictions, and the headers of the response.
 
@@ -243,7 +243,7 @@ class Service:
             messages: the instances, as JSON or `TensorSamples`.
             headers: of the request, or metadata of a call.
             began: when the request arrived, by `time.perf_counter`.
-            in_thread: see `Batcher.predict`.
+            one_by_one: see `Batcher.predict`.
 
         Raises:
             HTTPError: 413, too many instances; 412, the offsets were not learned in time; 400, no finite prediction.
@@ -253,9 +253,13 @@ class Service:
         wanted = headers.get("x-min-offset")
         routed = None if target.is_named else target.model.router.route(headers, messages)
         if routed is not None:
-            predicted, about = await self._predict_routed(target, routed, messages, wanted, began, in_thread=in_thread)
+            predicted, about = await self._predict_routed(
+                target, routed, messages, wanted, began, one_by_one=one_by_one
+            )
         else:
-            predicted, about = await self._predict(target, target.choose, messages, wanted, began, in_thread=in_thread)
+            predicted, about = await self._predict(
+                target, target.choose, messages, wanted, began, one_by_one=one_by_one
+            )
         if (log := self.feedback.impressions) is not None:
             model, arrived = target.model, self._now() - (time.perf_counter() - began)
             answered = (REQUEST.get(), arrived, model.name, model.labels, model.own_fields, messages)
@@ -270,13 +274,13 @@ class Service:
         wanted: str | None,
         began: float,
         *,
-        in_thread: bool,
+        one_by_one: bool,
     ) -> tuple[Predicted, dict[str, str]]:
         """Like `predict`, by an arm; the mirror gets a copy."""
         model, name = target.model, routed.arm.name
         try:
             predicted, about = await self._predict(
-                target, lambda: routed.choose() or target.choose(), messages, wanted, began, in_thread=in_thread
+                target, lambda: routed.choose() or target.choose(), messages, wanted, began, one_by_one=one_by_one
             )
         except StreamtrainError:
             model.router.failures[name] += 1
@@ -299,10 +303,10 @@ class Service:
         wanted: str | None,
         began: float,
         *,
-        in_thread: bool,
+        one_by_one: bool,
     ) -> tuple[Predicted, dict[str, str]]:
         predictor = choose() if wanted is None else await self._wait_learned(choose, parse_offsets(wanted))
-        predicted = await self.batcher.predict(predictor, messages, in_thread=in_thread)
+        predicted = await self.batcher.predict(predictor, messages, one_by_one=one_by_one)
         if not np.isfinite(predicted.predictions).all():
             at = int(np.flatnonzero(~np.isfinite(predicted.predictions).all(axis=1))[0])
             raise HTTPError(
