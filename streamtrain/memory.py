@@ -12,6 +12,8 @@ WITH_TENSORFLOW = 600
 
 _CGROUP = Path("/sys/fs/cgroup")
 
+_keeps = False  # whether some objects are skipped for good
+
 
 def has_room_for_standby() -> bool:
     """Whether there is memory for one more process with TensorFlow, and as much again is left for rows."""
@@ -58,11 +60,13 @@ def kept_for_good() -> Iterator[None]:
     TensorFlow's modules are a million objects that stay. Searching them over and over while more are imported takes a
     third of the import's time.
     """
+    global _keeps  # noqa: PLW0603  # one for each process, as there is one collector
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        _keeps = True
         gc.freeze()
         if was_enabled:
             gc.enable()
@@ -75,7 +79,7 @@ def exit_at_once() -> None:
 
 @contextmanager
 def freeze_heap() -> Iterator[None]:
-    """Context in which the collector skips all objects that exist now.
+    """Context in which the collector skips all objects that exist now; for good where it skips some for good already.
 
     Models, graphs and libraries are hundreds of thousands of objects that stay. Scanning them takes a third of a second
     in which nothing else runs: a worker does not learn, a shard does not respond.
@@ -85,4 +89,5 @@ def freeze_heap() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not _keeps:  # it would search all of them again, and cannot be told which
+            gc.unfreeze()

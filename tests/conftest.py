@@ -170,8 +170,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What is imported, and all tests, stay: were they searched for cycles meanwhile, it would take twice as long."""
-    gc.freeze()
-    gc.set_threshold(5_000, 20, 100)  # graphs are many objects that live for one test
+    from streamtrain.memory import kept_for_good  # not earlier: see `use_core`
+
+    with kept_for_good():
+        gc.set_threshold(5_000, 20, 100)  # graphs are many objects that live for one test
     gc.enable()
 
 

@@ -1,11 +1,15 @@
-"""What there was before is passed over: for a time, for good, and at the exit."""
+"""What there was before is passed over: for a time, for good, and at the exit. Each in a process of its own."""
 
+import atexit
 import gc
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 
-from streamtrain.memory import freeze_heap, kept_for_good
+import pytest
+
+from streamtrain.memory import exit_at_once, freeze_heap, kept_for_good
 
 
 class Ring:
@@ -15,8 +19,14 @@ class Ring:
         self.itself = self
 
 
-def test_what_there_was_is_passed_over_until_the_end() -> None:
-    gc.unfreeze()  # what was imported for the tests
+class Told(Ring):
+    """Says so when it ends."""
+
+    def __del__(self, say: Callable[[str], object] = print) -> None:
+        say("ended")
+
+
+def passed_over_until_the_end() -> None:
     before, tracked = Ring(), len(gc.get_objects())
     gc.collect()
     exempt = gc.get_freeze_count()  # CPython 3.12 keeps objects there that never end
@@ -34,42 +44,41 @@ def test_what_there_was_is_passed_over_until_the_end() -> None:
     assert gc.get_freeze_count() == exempt
 
 
-def test_what_is_kept_for_good_is_not_searched_and_all_that_comes_later_is() -> None:
+def kept_though_a_heap_was_frozen_for_a_time() -> None:
     with kept_for_good():
         kept = weakref.ref(Ring())
         assert not gc.isenabled()
     assert gc.isenabled()
+    with freeze_heap():
+        pass
     later = weakref.ref(Ring())
     gc.collect()
     assert kept() is not None
     assert later() is None
 
 
-def test_who_waits_with_the_collector_does_not_start_it() -> None:
+def left_alone_if_it_was_off() -> None:
     gc.disable()
-    try:
-        with kept_for_good():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
+    with kept_for_good():
+        pass
+    assert not gc.isenabled()
 
 
-def test_nothing_is_searched_at_the_exit() -> None:
-    """And it comes after all else that was registered, as that may leave cycles."""
-    code = """
-import atexit, gc
-from streamtrain.memory import exit_at_once
+def nothing_is_searched_at_the_exit() -> None:
+    exit_at_once()
+    atexit.register(Told)  # which runs before
 
-class Ring:
-    def __init__(self):
-        self.itself = self
 
-    def __del__(self, say=print):
-        say("searched")
-
-exit_at_once()
-atexit.register(Ring)
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (run.stdout, run.stderr) == ("", "")
+@pytest.mark.parametrize(
+    "check",
+    [
+        passed_over_until_the_end,
+        kept_though_a_heap_was_frozen_for_a_time,
+        left_alone_if_it_was_off,
+        nothing_is_searched_at_the_exit,
+    ],
+)
+def test_the_collector(check: Callable[[], None]) -> None:
+    code = f"from tests.test_garbage import {check.__name__} as check; check()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -167,6 +167,22 @@ def test_calls_that_come_one_by_one_are_predicted_together(head: Predictor, size
     batcher.close()
 
 
+def test_a_call_is_predicted_though_others_come_all_the_time(head: Predictor) -> None:
+    batcher = Batcher(on_loop=100_000, max_queue=100_000)
+
+    async def run() -> None:
+        first = asyncio.ensure_future(batcher.predict(head, messages("u1"), one_by_one=True))
+        others: list[asyncio.Future[Predicted]] = []
+        while not first.done():
+            assert len(others) < 10_000
+            others.append(asyncio.ensure_future(batcher.predict(head, messages("u1"), one_by_one=True)))
+            await iterations(1)
+        await asyncio.gather(*others)
+
+    asyncio.run(run())
+    batcher.close()
+
+
 def test_a_batch_of_calls_that_is_large_enough_begins(head: Predictor, sizes: list[int]) -> None:
     batcher = Batcher(observe=sizes.append, on_loop=3)
 
