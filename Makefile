@@ -193,9 +193,21 @@ test-arm: $(VENV)/ready ## the tests of the native core on that of the aarch64 w
 image: ## both images, streamtrain and streamtrain-slim, with docker or buildah; BASE= is another base
 	@.ci/image
 
-kubernetes: $(VENV)/ready servers ## the chart on a Kubernetes of three nodes on this machine, under load, while every part is replaced, killed or lost (20 minutes the first time); needs root, Go, containerd, runc and etcd
+# Of a cluster that KUBECONFIG names; docs/kubernetes.md says more.
+IMAGE ?=
+SLIM_IMAGE ?=
+VALUES ?=
+LOSE ?=
+ADDRESS ?=
+
+kubernetes: $(VENV)/ready servers ## the chart on the Kubernetes of KUBECONFIG, or on one of three nodes on this machine, under load, while every part is replaced, killed or lost
+ifdef KUBECONFIG # a cluster for tests: one of its nodes is drained, and one is lost if there is a way to
+	@test -n "$(IMAGE)" || { echo "KUBECONFIG is $(KUBECONFIG); say which image its nodes pull, as IMAGE=REPOSITORY:TAG, or unset KUBECONFIG for nodes of this machine" >&2; exit 2; }
+	$(BIN)/python -m tests.kubernetes --image $(IMAGE) $(if $(SLIM_IMAGE),--slim $(SLIM_IMAGE)) $(if $(VALUES),--values $(VALUES)) $(if $(LOSE),--lose "$(LOSE)") $(if $(ADDRESS),--address $(ADDRESS))
+else # takes 20 minutes the first time; needs root, Go, containerd, runc and etcd
 	@mkdir -p build && .ci/image build
 	$(BIN)/python -m tests.kubernetes --image localhost/streamtrain:$$(cat build/version) --slim localhost/streamtrain-slim:$$(cat build/version) build/streamtrain.tar build/streamtrain-slim.tar
+endif
 
 sbom: $(VENV)/ready ## what an installation and the images consist of, as CycloneDX, in dist/sbom*.json
 	@.ci/sbom $(BIN)

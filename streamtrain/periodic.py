@@ -18,6 +18,7 @@ T = TypeVar("T")
 _NUMBER = re.compile(r"\d+")
 _DURATION = re.compile(r"\d+(\.\d+)?(?= ?(ms|s|seconds|minutes)\b)")
 _CHANGED, _SAME = 60.0, 600.0  # seconds between two lines
+_WORDS = 16  # lines that are remembered
 _JITTER = random.Random()  # its own: the state of the module belongs to whoever seeds it
 
 
@@ -46,9 +47,9 @@ def _with_jitter(pause: float) -> float:
 class FailureLog:
     """Which failures of something that is retried are logged.
 
-    The first one is, and each whose words differ from the last line. Where only numbers differ, such as a port or an
-    epoch, a failure is logged if the last line is a minute old, as they may be counters; else, and where nothing but
-    durations differ, if it is ten minutes old, with the number of failures since.
+    The first one is, and each in other words than any line before. A failure in the words of an earlier line is logged
+    if that line is a minute old, as what differs may be counters, a port, or which of two errors comes first; else, and
+    where nothing but durations differ from the last line, if it is ten minutes old, with the number of failures since.
 
     Args:
         now: monotonic seconds.
@@ -56,30 +57,34 @@ class FailureLog:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._last, self._at, self._count = "", 0.0, 0
+        self._lines: dict[str, tuple[str, float]] = {}  # by words: the line and when it was; the last one last
+        self._count = 0
 
     def line(self, reason: str, kind: str | None = None) -> str:
         """What to log of a failure; "": nothing.
 
         Args:
             reason: of the failure.
-            kind: what is compared with the last line; None: the reason.
+            kind: what is compared with lines before; None: the reason.
         """
         kind, now = _DURATION.sub("", reason if kind is None else kind), self._now()
+        words = _NUMBER.sub("", kind)
         self._count += 1
-        if is_new := not self._last or _NUMBER.sub("", kind) != _NUMBER.sub("", self._last):
-            since = 0.0
-        else:
-            since = _SAME if kind == self._last else _CHANGED
-        if now - self._at < since:
-            return ""
+        if (earlier := self._lines.get(words)) is not None:
+            is_last = words == next(reversed(self._lines))
+            if now - earlier[1] < (_SAME if is_last and kind == earlier[0] else _CHANGED):
+                return ""
+            del self._lines[words]
         count, self._count = self._count, 0
-        self._last, self._at = kind, now
-        return reason if is_new or count == 1 else f"{reason} ({count} failures since the last such line)"
+        self._lines[words] = kind, now
+        if len(self._lines) > _WORDS:
+            del self._lines[next(iter(self._lines))]
+        return reason if earlier is None or count == 1 else f"{reason} ({count} failures since the last such line)"
 
     def end(self) -> bool:
         """Notices a success; True: it is the first one after a failure."""
-        had, self._last, self._count = bool(self._last), "", 0
+        had, self._count = bool(self._lines), 0
+        self._lines.clear()
         return had
 
 

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -117,12 +118,11 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 def test_targets_of_make_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = {*re.findall(r"^([\w-]+):", makefile, re.MULTILINE), ".venv/ready"}
-    variables = {f"{name}=" for name in re.findall(r"^([A-Z]+) \??:?=", makefile, re.MULTILINE)}
+    variables = {f"{name}=" for name in re.findall(r"^([A-Z_]+) \??:?=", makefile, re.MULTILINE)}
     lines = [line.partition("#")[0] for block in blocks(page, "sh", "bash") for line in block.splitlines()]
     for line in [*lines, *spans(page)]:
-        words = line.split()
-        if words[:1] == ["make"]:
-            given = {re.sub("(?<==).*", "", word) for word in words[1:] if word != "&"}
+        if line.split()[:1] == ["make"]:
+            given = {re.sub("(?<==).*", "", word) for word in shlex.split(line)[1:] if word != "&"}
             assert given <= targets | variables, f"{page.name}: {line}"
 
 

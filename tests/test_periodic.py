@@ -168,11 +168,13 @@ def test_a_failure_is_logged_again_after_ten_minutes_with_a_count() -> None:
     ]
 
 
-def test_a_failure_with_other_words_is_logged_at_once() -> None:
-    assert lines((0, "h:1 refuses"), (1, "h:1 is silent"), (2, "h:1 refuses")) == [
+def test_a_failure_in_other_words_is_logged_at_once_and_one_that_comes_back_after_a_minute() -> None:
+    failures = ((at, f"h:1 {'is silent' if at % 2 else 'refuses'}") for at in range(62))
+    assert [line for line in lines(*failures) if line] == [
         "h:1 refuses",
         "h:1 is silent",
-        "h:1 refuses",
+        "h:1 refuses (59 failures since the last such line)",
+        "h:1 is silent",
     ]
 
 

@@ -1,8 +1,8 @@
 """The chart on a real Kubernetes, under load, while everything that may happen to a cluster happens: `make kubernetes`.
 
-A model that counts is learned from a real Kafka and published to a real Valkey, both outside of the cluster. Clients
-ask for predictions through the Service all the time and look at every answer. At the end every shard must have counted
-every sample once.
+A model that counts is learned from a real Kafka and published to a real Valkey, both outside of the cluster, on this
+machine. Clients ask for predictions through the Service all the time and look at every answer. At the end every shard
+must have counted every sample once.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,13 +31,13 @@ from tests.chaos.load import Load
 from tests.chaos.samples import Counted
 from tests.cluster.counted import beginning, wrong_counts
 from tests.kubernetes.helm import CHART, executable
-from tests.kubernetes.kube import GATEWAY, Cluster, run, until
+from tests.kubernetes.kube import Cluster, Own, run, until
 from tests.kubernetes.standalone import counting_file
 from tests.ports import free_ports
 
 PARTITIONS, RATE = 4, 40.0
 NODES = 3
-RELEASE, NAMESPACE, TOKEN = "st", "default", "of-the-proof"
+RELEASE, NAMESPACE, TOKEN = "st", "streamtrain-proof", "of-the-proof"
 PODS = {"worker": 2, "coordinator": 1, "serving": 2}  # beside shards
 MOST = 400_000  # samples that a partition may get
 
@@ -56,10 +56,10 @@ class Outside(NamedTuple):
 
 
 @contextmanager
-def outside() -> Iterator[Outside]:
-    """Starts them."""
+def outside(host: str) -> Iterator[Outside]:
+    """Starts them; pods reach them at the address `host`."""
     plain, pods, control, redis = free_ports(4)
-    listeners = f"PLAINTEXT://127.0.0.1:{plain},PODS://{GATEWAY}:{pods}"
+    listeners = f"PLAINTEXT://127.0.0.1:{plain},PODS://{host}:{pods}"
     protocols = "PLAINTEXT:PLAINTEXT,PODS:PLAINTEXT,CONTROLLER:PLAINTEXT"
     properties = {
         "listeners": f"{listeners},CONTROLLER://127.0.0.1:{control}",
@@ -68,16 +68,19 @@ def outside() -> Iterator[Outside]:
         "inter.broker.listener.name": "PLAINTEXT",
         "controller.quorum.voters": f"1@127.0.0.1:{control}",
     }
-    bound = (f"bind 127.0.0.1 {GATEWAY}", "protected-mode no")
+    bound = (f"bind 127.0.0.1 {host}", "protected-mode no")
     with Broker(resolve(), port=plain, properties=properties) as broker, Valkey(port=redis, config=bound):
-        yield Outside(broker.servers, f"kafka://{GATEWAY}:{pods}", f"redis://{GATEWAY}:{redis}/0")
+        yield Outside(broker.servers, f"kafka://{host}:{pods}", f"redis://{host}:{redis}/0")
 
 
 class Proof:
     """The release, its clients, and what has been done to it."""
 
-    def __init__(self, cluster: Cluster, folder: Path, servers: Outside, image: str, slim: str) -> None:
-        self.cluster = cluster
+    def __init__(
+        self, cluster: Cluster, folder: Path, servers: Outside, image: Mapping[str, str], more: Sequence[str] = ()
+    ) -> None:
+        self.cluster, self._more = cluster, more
+        self._small = f"{image['slim'] or image['repository']}:{image['tag']}"
         self.samples = Counted(PARTITIONS, MOST)
         stream = {"stream.url": f"kafka://{servers.servers}", "stream.topic": "counting"}
         self.stream = open_stream(load_settings(overrides=stream).stream)
@@ -87,7 +90,6 @@ class Proof:
         self.rows: list[tuple[str, str]] = []
         self.count = 2  # shards
         self._values = folder / "values.json"
-        repository, _, tag = image.rpartition(":")
         small = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
         self._settings: dict[str, Any] = {
             "stream": {"url": servers.kafka, "topic": "counting", "commit_every": "1s"},
@@ -96,43 +98,35 @@ class Proof:
             "security": {"insecure": True},
         }
         self._rest: dict[str, Any] = {
-            "image": {"repository": repository, "slim": slim.rpartition(":")[0], "tag": tag, "pullPolicy": "Never"},
+            "image": image,
             "secret": "streamtrain",
             "model": {"name": "counting.py:model", "files": {"counting.py": counting_file("counting")}},
-            "checkpoints": {"claim": "checkpoints"},
             **{name: {"resources": small} for name in ("shards", "workers", "coordinator", "serving")},
         }
+        self._rest["serving"]["service"] = {"type": "NodePort"}
 
     def install(self) -> None:
-        """The Secret, the volume and the release, until there is a prediction."""
-        kept = {"storageClassName": "", "accessModes": ["ReadWriteMany"]}
+        """The Secret and the release, until there is a prediction."""
         self.cluster.apply(
             [
                 {
                     "apiVersion": "v1",
                     "kind": "Secret",
-                    "metadata": {"name": "streamtrain", "namespace": NAMESPACE},
+                    "metadata": {"name": "streamtrain"},
                     "stringData": {"STREAMTRAIN_SECURITY__TOKEN": TOKEN},
-                },
-                {
-                    "apiVersion": "v1",
-                    "kind": "PersistentVolume",
-                    "metadata": {"name": "checkpoints"},
-                    "spec": kept
-                    | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": str(self._values.parent / "checkpoints")}},
-                },
-                {
-                    "apiVersion": "v1",
-                    "kind": "PersistentVolumeClaim",
-                    "metadata": {"name": "checkpoints", "namespace": NAMESPACE},
-                    "spec": kept | {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": "checkpoints"},
-                },
+                }
             ]
         )
         began = time.monotonic()
         self.helm("install")
-        address = self.cluster.kubectl("get", "service", f"{RELEASE}-serving", "-o", "jsonpath={.spec.clusterIP}")
-        asker = Asker(f"{address}:80", self.samples, self.load, self.seen)
+        first = next(iter(self.cluster.nodes().values()))  # which stays
+        (port,) = (
+            of["nodePort"]
+            for service in self.cluster.get("services", "--selector", "app.kubernetes.io/component=serving")
+            for of in service["spec"]["ports"]
+            if of["name"] == "http"
+        )
+        asker = Asker(f"{first}:{port}", self.samples, self.load, self.seen)
         until(asker.ask, 300, "the first prediction")
         self.say("helm install to the first prediction", time.monotonic() - began)
         until(self.is_whole, 120, "all pods ready")
@@ -149,9 +143,8 @@ class Proof:
             (("upgrade", RELEASE, str(CHART), "--set", "shards.count=1"), "cannot change while it runs"),
             (("install", "other", str(CHART)), f"release {RELEASE} publishes model counting to the same Redis"),
         ):
-            given = ("--values", str(self._values))
             with pytest.raises(RuntimeError, match=words):
-                run(executable(), *command, *given, environment=self.cluster.environment)
+                self._helm(*command)
         assert uids == {pod["metadata"]["uid"] for pod in self.cluster.pods()}
 
     def helm(self, what: str, **settings: dict[str, Any]) -> None:
@@ -159,7 +152,15 @@ class Proof:
         self._settings |= {name: self._settings.get(name, {}) | of for name, of in settings.items()}
         shards = self._rest["shards"] | {"count": self.count}
         self._values.write_text(json.dumps(self._rest | {"settings": self._settings, "shards": shards}))
-        command = [executable(), what, RELEASE, str(CHART), "--values", str(self._values)]
+        self._helm(what, RELEASE, str(CHART))
+
+    def _helm(self, *command: str) -> None:
+        given = [argument for path in (str(self._values), *self._more) for argument in ("--values", path)]
+        run(executable(), "--namespace", NAMESPACE, *command, *given, environment=self.cluster.environment)
+
+    def uninstall(self) -> None:
+        """What is not there needs not to be removed."""
+        command = (executable(), "--namespace", NAMESPACE, "uninstall", RELEASE, "--ignore-not-found")
         run(*command, environment=self.cluster.environment)
 
     def is_whole(self) -> bool:
@@ -192,13 +193,13 @@ class Proof:
         )
 
     def shards(self, *, tensorflow: bool = False) -> Shards:
-        """As a worker knows them, by the addresses of pods; `tensorflow`: with the model, to read rows."""
+        """As a worker knows them; `tensorflow`: with the model, to read rows."""
         given = load_settings(overrides={"security.token": TOKEN, "security.insecure": True}).security
         token = metadata(Security.from_settings(given))
-        at = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in self.cluster.pods("shard")}
+        at = {pod["metadata"]["name"]: pod for pod in self.cluster.pods("shard")}
 
         def channel(index: int, place: int) -> Any:
-            address = f"{at[f'{RELEASE}-shard-{index}-{place}']}:2222"
+            address = self.cluster.forward(at[f"{RELEASE}-shard-{index}-{place}"], 2222)
             return grpc.insecure_channel(address, options=CHANNEL_OPTIONS), address
 
         return Shards(
@@ -227,11 +228,8 @@ class Proof:
         def restarts() -> int:
             return sum(pod["status"]["containerStatuses"][0]["restartCount"] for pod in self.cluster.pods(component))
 
-        before = restarts()
-        # Process 1 of a container takes no SIGKILL from within; here, processes of pods are those of this machine.
-        command = {"shard": "ps"}.get(component, component)
-        process = run("pgrep", "--full", f"/opt/streamtrain/bin/streamtrain {command}$").split()[0]
-        self.do(f"kill -9 of a {component}", lambda: run("kill", "-9", process), lambda: restarts() > before)
+        before, pod = restarts(), self.cluster.pods(component)[0]
+        self.do(f"kill -9 of a {component}", lambda: self.cluster.kill(pod, self._small), lambda: restarts() > before)
 
     def lose(self, node: str) -> None:
         """A node is lost for good, as a cloud says by the taint."""
@@ -272,7 +270,7 @@ class Proof:
         """What is wrong once the release was uninstalled, and installed with another number of shards."""
         began = time.monotonic()
         self.cluster.kubectl("exec", f"deployment/{RELEASE}-coordinator", "--", "streamtrain", "checkpoint")
-        run(executable(), "uninstall", RELEASE, environment=self.cluster.environment)
+        self.uninstall()
         label = "app.kubernetes.io/name=streamtrain"
         until(lambda: not self.cluster.get("pods", "--selector", label), 120, "all pods have ended")
         self.count = count
@@ -303,43 +301,94 @@ class Proof:
         ]
 
 
+def volume(cluster: Cluster, folder: Path) -> Path:
+    """Values by which all nodes of this machine keep checkpoints in a folder of it."""
+    (folder / "checkpoints").mkdir(mode=0o777)
+    (folder / "checkpoints").chmod(0o777)
+    folder.chmod(0o755)
+    kept = {"storageClassName": "", "accessModes": ["ReadWriteMany"]}
+    of = {"capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder / "checkpoints")}}
+    claim = {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": "checkpoints"}
+    cluster.apply(
+        [
+            {"apiVersion": "v1", "kind": kind, "metadata": {"name": "checkpoints"}, "spec": kept | spec}
+            for kind, spec in (("PersistentVolume", of), ("PersistentVolumeClaim", claim))
+        ]
+    )
+    (folder / "volume.json").write_text(json.dumps({"checkpoints": {"claim": "checkpoints"}}))
+    return folder / "volume.json"
+
+
+def image_of(name: str, slim: str, *, pulled: bool) -> dict[str, str]:
+    """The chart's values for images."""
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag or (slim and slim.rpartition(":")[2] != tag):
+        sys.exit(f"images are {name} and {slim or 'the same'}; expected REPOSITORY:TAG, both with the same tag")
+    policy = "IfNotPresent" if pulled else "Never"
+    return {"repository": repository, "slim": slim.rpartition(":")[0], "tag": tag, "pullPolicy": policy}
+
+
+def prove(proof: Proof, spare: Sequence[str]) -> list[str]:
+    """What is wrong after everything has happened; `spare`: the nodes that may be drained, and the last one lost."""
+    try:
+        proof.install()
+        proof.refuse()
+        proof.roll()
+        proof.kill("worker")
+        proof.kill("shard")
+        proof.drain(spare[0])
+        if proof.cluster.loses:
+            proof.lose(spare[-1])
+        return [*proof.finish(), *proof.reinstall(3)]
+    except BaseException:
+        print(proof.cluster.kubectl("get", "pods", "--output", "wide"), file=sys.stderr)
+        for pod in proof.cluster.pods():
+            name = pod["metadata"]["name"]
+            print(f"== {name}", file=sys.stderr)
+            print(proof.cluster.kubectl("logs", name, "--tail", "8", "--ignore-errors"), file=sys.stderr)
+        raise
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.kubernetes", description=__doc__)
     parser.add_argument("--image", required=True, help="its name and tag")
     parser.add_argument("--slim", default="", help="that of the one without TensorFlow; default: the same for all")
-    parser.add_argument("archives", nargs="+", type=Path, help="the images, as docker-archive")
+    parser.add_argument("--values", default=[], action="append", help="more values for the chart: checkpoints, …")
+    parser.add_argument("--lose", default="", help="command that loses a node, with {node}; default: none is lost")
+    parser.add_argument("--address", default="", help="address of this machine for pods; default: as nodes reach it")
+    parser.add_argument(
+        "archives",
+        nargs="*",
+        type=Path,
+        help="the images, as docker-archive, for nodes of this machine; else KUBECONFIG's",
+    )
     args = parser.parse_args()
+    image = image_of(args.image, args.slim, pulled=not args.archives)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamtrain-kubernetes-")))
-        (folder / "checkpoints").mkdir(mode=0o777)
-        (folder / "checkpoints").chmod(0o777)
-        folder.chmod(0o755)
-        cluster = stack.enter_context(Cluster(folder / "cluster", NODES))
-        for archive in args.archives:
-            cluster.load(archive)
-        proof = Proof(cluster, folder, stack.enter_context(outside()), args.image, args.slim)
+        if args.archives:
+            own = stack.enter_context(Own(folder / "cluster", NODES, NAMESPACE))
+            for archive in args.archives:
+                own.load(archive)
+            args.values.append(str(volume(own, folder)))
+            cluster: Cluster = own
+        else:
+            cluster = stack.enter_context(Cluster(NAMESPACE, args.lose))
+            if not args.values:
+                args.values.append(str(folder / "volume.json"))
+                (folder / "volume.json").write_text(json.dumps({"checkpoints": {"size": "1Gi"}}))
+        nodes = list(cluster.nodes())
+        if len(nodes) < NODES:
+            sys.exit(f"the cluster has {len(nodes)} nodes that take pods, {nodes}; expected {NODES} or more")
+        servers = stack.enter_context(outside(args.address or cluster.here()))
+        proof = Proof(cluster, folder, servers, image, args.values)
         proof.load.start()
         stack.callback(proof.load.abandon)
-        try:
-            proof.install()
-            proof.refuse()
-            proof.roll()
-            proof.kill("worker")
-            proof.kill("shard")
-            proof.drain("node1")
-            proof.lose("node2")
-            wrong = [*proof.finish(), *proof.reinstall(3)]
-        except BaseException:
-            print(cluster.kubectl("get", "pods", "--output", "wide"), file=sys.stderr)
-            for pod in cluster.pods():
-                print(f"== {pod['metadata']['name']}", file=sys.stderr)
-                print(
-                    cluster.kubectl("logs", pod["metadata"]["name"], "--tail", "8", "--ignore-errors"), file=sys.stderr
-                )
-            raise
+        stack.callback(proof.uninstall)
+        wrong = prove(proof, nodes[1:3])
     if wrong:
         sys.exit("\n".join(wrong))
-    print("all is exact, and no prediction was refused")
+    print("all is exact, and no prediction was refused" + ("" if cluster.loses else "; no node was lost: give --lose"))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,11 @@ EVERYTHING: dict[str, Any] = {
     "tls": "news-tls",
     "model": {"name": "news.py:model", "git": {"repository": "https://git.example/news", "ref": "v1", "secret": "git"}},
     "checkpoints": {"size": "10Gi", "storageClass": "nfs"},
-    "shards": {"count": 3, "pod": {"nodeSelector": {"pool": "memory"}, "priorityClassName": "high"}},
+    "shards": {
+        "count": 3,
+        "disk": {"size": "1Ti", "storageClass": "nvme"},
+        "pod": {"nodeSelector": {"pool": "memory"}, "priorityClassName": "high"},
+    },
     "workers": {"autoscaling": {"enabled": True}},
     "serving": {"autoscaling": {"enabled": True}, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
     "networkPolicy": {"clients": [{"namespaceSelector": {}}], "monitoring": [{"namespaceSelector": {}}]},
@@ -239,3 +243,14 @@ def test_each_value_is_explained_and_checked() -> None:
         properties = schema["properties"][name].get("properties")
         if isinstance(of, dict) and properties and name != "settings":
             assert of.keys() == properties.keys(), name
+
+
+def test_rows_on_disk_are_in_a_volume_of_the_pod_if_one_is_asked_for() -> None:
+    def temporary(component: str) -> dict[str, Any]:
+        (found,) = (one for one in of[component]["volumes"] if one["name"] == "tmp")
+        return dict(found)
+
+    of = pods(rendered(values=EVERYTHING))
+    spec = temporary("shard")["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert (spec["storageClassName"], spec["resources"]) == ("nvme", {"requests": {"storage": "1Ti"}})
+    assert temporary("serving") == {"name": "tmp", "emptyDir": {}}

@@ -13,7 +13,13 @@ start() { # NAME COMMAND…
   local name=$1; shift
   setsid "$@" > "$folder/$name.log" 2>&1 < /dev/null & echo $! > "$folder/$name.pid"
 }
-end() { [ -f "$folder/$1.pid" ] && kill "-${2:-TERM}" "$(cat "$folder/$1.pid")" 2>/dev/null && rm -f "$folder/$1.pid" || true; }
+end() { # NAME [SIGNAL]; the next cluster wants its ports, so it waits
+  [ -f "$folder/$1.pid" ] || return 0
+  local pid; pid=$(cat "$folder/$1.pid")
+  kill "-${2:-TERM}" "$pid" 2>/dev/null || true
+  timeout 10 tail --pid="$pid" -f /dev/null || kill -KILL "$pid" 2>/dev/null || true
+  rm -f "$folder/$1.pid"
+}
 until_true() { for _ in $(seq 1 240); do "$@" >/dev/null 2>&1 && return; sleep .25; done; echo "no: $*" >&2; return 1; }
 
 node() {

@@ -168,7 +168,13 @@ spec:
         - {name: tls, mountPath: /tls, readOnly: true}
         {{- end }}
   volumes:
-    - {name: tmp, emptyDir: {}}
+    {{- $disk := .values.disk | default dict }}
+    - name: tmp
+      {{- if $disk.size }}
+      ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce], {{ with $disk.storageClass }}storageClassName: {{ . }}, {{ end }}resources: {requests: {storage: {{ $disk.size }}}}}}}
+      {{- else }}
+      emptyDir: {}
+      {{- end }}
     {{- if $git }}
     - {name: model, emptyDir: {}}
     {{- with $values.model.git.secret }}
