@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 # Rows per read: more would make the core grow arrays, in new memory, while pushes wait for the table.
 _READ_ROWS = 1 << 12
+_Used = TypeVar("_Used")
 
 
 class CheckpointWriter:
@@ -69,13 +71,15 @@ class CheckpointWriter:
         if ahead is not None:
             ahead.drop()
         if shards:
-            chain = self._newest(index, shards)
-            if chain is None:
+            self._ahead = self._newest(shards, lambda chain: self._read(chain, index, shards, held))
+            if self._ahead is None:
                 raise CheckpointError(f"there is no checkpoint at {self._epochs.url}: do all shards reach that place?")
-            if held is not None and self._has_written(chain, held):
-                self._ahead = GainedAhead.of(chain, held, index, shards, self._reading)
-            else:
-                self._ahead = ReadAhead.of(chain, index, shards, self._reading, self._memory)
+
+    def _read(self, chain: CheckpointChain, index: int, shards: int, held: Shard | None) -> ReadAhead | GainedAhead:
+        if held is None or not self._has_written(chain, held):
+            return ReadAhead.of(chain, index, shards, self._reading, self._memory)
+        chain.verify(source_shards(index, shards, len(chain.shards)))  # before it gets among rows that are in use
+        return GainedAhead.of(chain, held, index, shards, self._reading)
 
     def _advance(self, index: int, shards: int, held: Shard | None) -> bool:
         """Reads on for the same place, if the newest checkpoint adds to the one that was read."""
@@ -101,9 +105,9 @@ class CheckpointWriter:
                     return self._restored(newest, shard, keeps=changed.kept is not None)._replace(changed=changed)
             except CheckpointError as exc:
                 logger.warning("%s; looking for another checkpoint", exc)
-        chain = self._newest(index, shards)
-        if chain is None:
-            return None
+        return self._newest(shards, lambda chain: self._restore(chain, index, shards))
+
+    def _restore(self, chain: CheckpointChain, index: int, shards: int) -> RestoredShard:
         logger.info("restoring shard %d of %d from epoch %d", index, shards, chain.epoch)
         return self._restored(chain, restore_shard(chain, index, shards, memory=self._memory))
 
@@ -118,24 +122,22 @@ class CheckpointWriter:
         self.digest = chain.part_digest(shard.index) if is_same else ""
         return RestoredShard(shard, chain.epoch if is_same else NO_EPOCH)
 
-    def _newest(self, index: int, shards: int) -> CheckpointChain | None:
-        """The newest checkpoint that a shard can be restored from; None: there are none.
+    def _newest(self, shards: int, use: Callable[[CheckpointChain], _Used]) -> _Used | None:
+        """What is made of the newest checkpoint that shards can be restored from; None: there are none.
 
         Raises:
             CheckpointError: there are, and none can be used.
         """
-        chain = self._epochs.newest_good(
-            lambda one: _restorable(one, shards), lambda one: source_shards(index, shards, len(one.shards))
-        )
+        used = self._epochs.first_good(use, lambda one: _restorable(one, shards))
         for _ in self._epochs.damaged:
             self._count("damaged_checkpoints")
-        if chain is None and self._epochs.numbers():
+        if used is None and self._epochs.numbers():
             raise CheckpointError(
                 f"no usable checkpoint at {self._epochs.url}: they are damaged, or their shards are at "
                 f"different clocks and their number is not {shards}; to start from scratch, "
                 "set checkpoint.url to another place"
             )
-        return chain
+        return used
 
     def forget(self) -> None:
         self._channels, self._ahead, self.digest = [], None, ""

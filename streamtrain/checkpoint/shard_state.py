@@ -22,13 +22,14 @@ from streamtrain.ps.hooks import ChangedRows
 from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.shard import InitialState, Run, Shard, own_slots, rows_at_rest
 from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit, replacing, write_part
-from streamtrain.store.checkpoint.epochs import CheckpointChain, open_chain
+from streamtrain.store.checkpoint.epochs import CheckpointChain, epochs_at, open_chain
 from streamtrain.store.checkpoint.parquet import RowPart, TablePart, Tombstones
 from streamtrain.store.files import Directory
 
 if TYPE_CHECKING:
     from streamtrain.model.model import Model
 
+_TABLES = 4  # that are loaded at a time
 _STATE = "state/"
 _ADMISSION = "admission/"
 _PREDICTIONS = "predictions/"
@@ -112,13 +113,18 @@ def load_shards(
         CheckpointCorrupt: a file is damaged; the message names it.
         ConfigError: what would be lost is not in `allow`.
     """
-    chain, new_model = open_chain(url, shards), None
-    if evolve is not None and (evolution := evolution_of(chain, spec)).is_needed:
-        new_model = NewModel.of(evolution, evolve, allow)
-    chain.verify()
-    restored = [restore_shard(chain, i, shards, spec, new_model, memory=memory) for i in range(shards)]
-    state = {name.removeprefix(_STATE): a for name, a in chain.arrays(0).items() if name.startswith(_STATE)}
-    return restored, state
+
+    def load(chain: CheckpointChain) -> tuple[list[Shard], dict[str, NDArray[Any]]]:
+        new_model = None
+        if evolve is not None and (evolution := evolution_of(chain, spec)).is_needed:
+            new_model = NewModel.of(evolution, evolve, allow)
+        restored = [restore_shard(chain, i, shards, spec, new_model, memory=memory) for i in range(shards)]
+        state = {name.removeprefix(_STATE): a for name, a in chain.arrays(0).items() if name.startswith(_STATE)}
+        return restored, state
+
+    if (epochs := epochs_at(url)) is None:
+        return load(open_chain(url))
+    return epochs.required(epochs.first_good(load, lambda one: one.suits(shards)))
 
 
 def read_spec(url: str | Path) -> Spec:
@@ -225,14 +231,20 @@ def restore_shard(
         else:
             spec = new_model.evolution.new
             shard = _evolved_without_rows(chain, new_model, index, shards, memory)
-        for settings, table in zip(spec.tables, shard.tables, strict=True):
-            if settings["name"] in without:
-                continue
-            kept = None if new_model is None else new_model.evolution.tables.get(settings["name"])
-            if new_model is None or kept is not None:
-                _load_table(table, settings, chain, (index, shards), kept=kept)
+        with ThreadPoolExecutor(_TABLES, "load") as pool:
+            loading = []
+            for settings, table in zip(spec.tables, shard.tables, strict=True):
+                kept = None if new_model is None else new_model.evolution.tables.get(settings["name"])
+                if settings["name"] not in without and (new_model is None or kept is not None):
+                    loading.append(pool.submit(_load_table, table, settings, chain, (index, shards), kept=kept))
+            try:
+                for one in loading:
+                    one.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
         _resume(shard, chain, sources[0])
     except _DAMAGE as exc:
+        chain.verify(sources)  # a damaged file may be read in part before that is known
         raise _mismatch(chain, exc) from exc
     return shard
 
@@ -297,6 +309,7 @@ class ReadAhead(NamedTuple):
             for settings, table in zip(shard.spec.tables, shard.tables, strict=True):
                 _load_table(table, settings, chain, (index, shards), reading=reading)
         except _DAMAGE as exc:
+            chain.verify(sources)
             raise _mismatch(chain, exc) from exc
         return cls(chain, shard, [table.open_channel() for table in shard.tables], _clock_of(chain, sources[0]))
 

@@ -68,6 +68,60 @@ class Output(io.RawIOBase):
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
 
+class Input(io.RawIOBase):
+    """A file that is read once, region by region, at random positions within one; then its SHA-256 is known."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._digest = hashlib.sha256()
+        self._begin, self._region = 0, b""
+        self._at = 0
+        self.bytes = stream.seek(0, os.SEEK_END)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.bytes}[whence]
+        return self._at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Of the region; what is elsewhere is read from the file."""
+        wanted = self.bytes - self._at if size is None or size < 0 else size
+        begin = self._at - self._begin
+        if begin >= 0 and begin + wanted <= len(self._region):
+            data = self._region[begin : begin + wanted]
+        else:
+            self._stream.seek(self._at)
+            data = self._stream.read(wanted)
+        self._at += len(data)
+        return data
+
+    def next_region(self, end: int) -> None:
+        """What comes after the region that there is, up to a position, becomes the region."""
+        self._begin += len(self._region)
+        self._stream.seek(self._begin)
+        self._region = self._stream.read(max(0, end - self._begin))
+        self._digest.update(self._region)
+
+    def facts(self) -> FileFacts:
+        """For which the rest of it is read."""
+        while self._begin + len(self._region) < self.bytes:
+            self.next_region(self._begin + len(self._region) + _BLOCK)
+        return {"bytes": self.bytes, "sha256": self._digest.hexdigest()}
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
 class Directory:
     """A directory, which need not be there yet.
 
@@ -219,6 +273,14 @@ class Directory:
         """A file to be read at random positions. Reads belong in a `reading` of their own."""
         with self.reading(name):
             file = pa.OSFile(self._path(name)) if self.local else pa.PythonFile(self._fs.open(self._path(name)), "r")
+        with file:
+            yield file
+
+    @contextmanager
+    def open_once(self, name: str) -> Iterator[Input]:
+        """The same, to be read from its beginning to its end. Reads belong in a `reading` of their own."""
+        with self.reading(name):
+            file = Input(self._fs.open(self._path(name), "rb"))
         with file:
             yield file
 

@@ -7,12 +7,13 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -22,8 +23,18 @@ from numpy.typing import NDArray
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
 from streamtrain.store.checkpoint.manifest import FILE, MANIFEST, EpochKind, Manifest, decode, encode
-from streamtrain.store.checkpoint.parquet import RowPart, TablePart, read_keys, read_rows, write_keys, write_rows
+from streamtrain.store.checkpoint.parquet import (
+    Check,
+    RowPart,
+    TablePart,
+    read_keys,
+    read_rows,
+    write_keys,
+    write_rows,
+)
 from streamtrain.store.files import Directory, FileFacts, sync
+
+_Part = TypeVar("_Part")
 
 
 @contextmanager
@@ -202,7 +213,7 @@ def commit(
 
 
 class CheckpointReader:
-    """Reads a complete checkpoint.
+    """Reads a complete checkpoint. Each file is compared with the manifest when it is read for the first time.
 
     Args:
         url: its directory: a local path or any URL of fsspec.
@@ -233,13 +244,15 @@ class CheckpointReader:
         self.about, self.shards = manifest.about, manifest.shards
         self.row_counts = manifest.rows
         self._files = manifest.files
+        self._intact: set[str] = set()  # files
+        self._faults: dict[str, str] = {}  # of other files
 
     def part_digest(self, shard: int) -> str:
         """See the function of this name."""
         return part_digest(self.shards[shard], {n: facts for n, facts in self._files.items() if _shard_of(n) == shard})
 
     def verify(self, shards: Iterable[int] | None = None) -> None:
-        """Compares size and checksum of files with those that were written, for which they are read.
+        """Compares size and checksum of files with those that were written, for which they are read, once.
 
         Args:
             shards: those whose files to verify; all by default.
@@ -248,17 +261,54 @@ class CheckpointReader:
             CheckpointCorrupt: a file is missing or damaged; the message names it.
         """
         wanted = set(self._shards(shards))
-        names = [name for name in self._files if _shard_of(name) in wanted]
+        names = [name for name in self._files if _shard_of(name) in wanted and not self._is_intact(name)]
         with ThreadPoolExecutor(_READERS, "verify") as pool:
             found = [pool.submit(self._directory.facts, name) for name in names]
             try:
                 for name, one in zip(names, found, strict=True):
-                    if one.result() != self._files[name]:
-                        raise CheckpointCorrupt(
-                            f"{self.url}/{name} is damaged: its size or checksum differs from the manifest"
-                        )
+                    with self._remembered(name):
+                        self._check(name, one.result())
             finally:
                 pool.shutdown(cancel_futures=True)
+
+    def _is_intact(self, name: str) -> bool:
+        """Whether it is known; raises CheckpointCorrupt if it is known not to be."""
+        if name in self._faults:
+            raise CheckpointCorrupt(self._faults[name])
+        return name in self._intact
+
+    def _check(self, name: str, found: FileFacts) -> None:
+        if found != self._files[name]:
+            damage = f"{self.url}/{name} is damaged: its size or checksum differs from the manifest"
+            self._faults[name] = damage
+            raise CheckpointCorrupt(damage)
+        self._intact.add(name)
+
+    @contextmanager
+    def _remembered(self, name: str) -> Iterator[None]:
+        """Context that notes what is wrong with a file."""
+        try:
+            yield
+        except CheckpointCorrupt as exc:
+            self._faults[name] = str(exc)
+            raise
+
+    @contextmanager
+    def _found_out(self, name: str) -> Iterator[None]:
+        """Context in which a file is read. If it is damaged, that is what is said, whatever was noticed first."""
+        with self._remembered(name):
+            try:
+                yield
+            except CheckpointCorrupt:
+                if name not in self._faults:
+                    self._check(name, self._directory.facts(name))
+                raise
+
+    def _read(self, name: str, read: Callable[[Directory, str, Check | None], Iterator[_Part]]) -> Iterator[_Part]:
+        """Reads a file, and checks it on the way unless that was done."""
+        check = None if self._is_intact(name) else partial(self._check, name)
+        with self._found_out(name):
+            yield from read(self._directory, name, check)
 
     def arrays(self, shard: int) -> dict[str, NDArray[Any]]:
         """The named arrays of a shard.
@@ -267,11 +317,17 @@ class CheckpointReader:
             CheckpointCorrupt: their file is missing or damaged.
         """
         name = _arrays_file(*self._shards([shard]))
-        data = self._directory.read(name)
-        try:
-            return safetensors.numpy.load(data)
-        except (safetensors.SafetensorError, KeyError, ValueError) as exc:
-            raise CheckpointCorrupt(f"{self.url}/{name} cannot be read: {exc}") from exc
+        if name not in self._files:
+            raise CheckpointCorrupt(f"{self.url} has no {name}")
+        is_intact = self._is_intact(name)
+        with self._found_out(name):
+            data = self._directory.read(name)
+            if not is_intact:
+                self._check(name, {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+            try:
+                return safetensors.numpy.load(data)
+            except (safetensors.SafetensorError, KeyError, ValueError) as exc:
+                raise CheckpointCorrupt(f"{self.url}/{name} cannot be read: {exc}") from exc
 
     def rows(self, table: str, shards: Iterable[int] | None = None) -> Iterator[RowPart]:
         """The rows of a table, in parts of at most 65536; none of a table that is not there.
@@ -284,7 +340,7 @@ class CheckpointReader:
             CheckpointCorrupt: a file is missing or damaged.
         """
         for name in self._table_files("tables", table, shards):
-            yield from read_rows(self._directory, name)
+            yield from self._read(name, read_rows)
 
     def copy_rows(self, table: str, shard: int, directory: Directory) -> dict[str, FileFacts]:
         """Copies the rows of a table of a shard to another checkpoint.
@@ -317,7 +373,7 @@ class CheckpointReader:
             CheckpointCorrupt: a file is missing or damaged.
         """
         for name in self._table_files("tombstones", table, shards):
-            yield from read_keys(self._directory, name)
+            yield from self._read(name, read_keys)
 
     def _shards(self, shards: Iterable[int] | None) -> list[int]:
         wanted = list(range(len(self.shards)) if shards is None else shards)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from streamtrain.store.files import Directory, FileFacts
 logger = logging.getLogger(__name__)
 
 _REQUESTS = 16  # of a store at a time
+_Used = TypeVar("_Used")
 
 
 class CheckpointChain:
@@ -73,6 +74,10 @@ class CheckpointChain:
         """Number of rows in the deltas."""
         return sum(sum(reader.row_counts.values()) for reader in self._readers[1:])
 
+    def suits(self, shards: int) -> bool:
+        """Whether it can be restored to a number of shards: to that of its own, or to any if it is aligned."""
+        return len(self.shards) == shards or self.is_aligned
+
     def builds_on(self, other: "CheckpointChain") -> bool:
         """Whether it is that chain, or has it as its beginning."""
         mine = zip(self.epochs, self._readers, strict=True)
@@ -85,20 +90,9 @@ class CheckpointChain:
         Raises:
             CheckpointCorrupt: a file is missing or damaged; the message names it.
         """
-        checked: dict[int, str | None] = dict.fromkeys(known.epochs if known else ())
-        self._verify(None if shards is None else list(shards), checked)
-
-    def _verify(self, shards: list[int] | None, checked: dict[int, str | None]) -> None:
-        """Skips epochs in `checked`, and adds the others to it with their fault or None."""
-        for epoch, reader in zip(self.epochs, self._readers, strict=True):
-            if epoch not in checked:
-                try:
-                    reader.verify(shards)
-                    checked[epoch] = None
-                except CheckpointCorrupt as exc:
-                    checked[epoch] = str(exc)
-            if (fault := checked[epoch]) is not None:
-                raise CheckpointCorrupt(fault)
+        wanted = None if shards is None else list(shards)
+        for reader in self._readers[len(known.epochs) if known else 0 :]:
+            reader.verify(wanted)
 
     def changes(
         self, table: str, shards: Iterable[int] | None = None, known: "CheckpointChain | None" = None
@@ -177,20 +171,24 @@ def parse_epoch(url: str | Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def open_chain(url: str | Path, shards: int | None = None) -> CheckpointChain:
+def epochs_at(url: str | Path) -> "Epochs | None":
+    """The epochs in a directory; None if there are none, or if it is a checkpoint itself."""
+    epochs = Epochs(url)
+    return epochs if not Directory(url).exists(MANIFEST) and epochs.numbers() else None
+
+
+def open_chain(url: str | Path) -> CheckpointChain:
     """Opens a checkpoint by its directory; a delta with its bases, which lie next to it.
 
     Args:
         url: the directory; or one of epochs, of which the newest is taken that is intact.
-        shards: of several epochs, only those count that can be restored to this number of shards; None: all do.
 
     Raises:
         CheckpointError: it is not there, or it is of another format.
         CheckpointCorrupt: a manifest is damaged, or a checkpoint is missing that it builds on.
     """
-    epochs = Epochs(url)
-    if not Directory(url).exists(MANIFEST) and epochs.numbers():
-        return epochs.newest(shards)
+    if (epochs := epochs_at(url)) is not None:
+        return epochs.newest()
     reader = CheckpointReader(url)
     if reader.base is None:
         return CheckpointChain([0], [reader])
@@ -206,7 +204,7 @@ class Epochs:
         url: the root: a local path or any URL of fsspec; it need not be there yet.
 
     Attributes:
-        damaged: what `newest_good` found damaged, newest first; each names the file.
+        damaged: what `first_good` found damaged, newest first; each names the file.
 
     Raises:
         CheckpointError: fsspec does not know the protocol, or its package is not installed.
@@ -254,41 +252,53 @@ class Epochs:
         read.update(zip(epochs, readers, strict=True))
         return CheckpointChain(epochs, readers)
 
-    def newest_good(
-        self,
-        accept: Callable[[CheckpointChain], bool] | None = None,
-        shards: Callable[[CheckpointChain], Iterable[int]] | None = None,
-    ) -> CheckpointChain | None:
-        """The newest epoch that is intact, including all that it builds on.
+    def newest_good(self, accept: Callable[[CheckpointChain], bool] = lambda chain: True) -> CheckpointChain | None:
+        """The newest epoch that is intact, including all that it builds on; otherwise as `first_good`.
+
+        Args:
+            accept: says of a chain, before its files are verified, whether it is of use; all are by default.
+
+        Returns:
+            The chain, verified; None if there is none.
+        """
+
+        def verified(chain: CheckpointChain) -> CheckpointChain:
+            chain.verify()
+            return chain
+
+        return self.first_good(verified, accept)
+
+    def first_good(
+        self, use: Callable[[CheckpointChain], _Used], accept: Callable[[CheckpointChain], bool] = lambda chain: True
+    ) -> _Used | None:
+        """What is made of the newest epoch that is found intact when it is used, including all that it builds on.
 
         Damaged ones are skipped with a warning and added to `damaged`.
 
         Args:
-            accept: says of a chain, before its files are verified, whether it is of use; all are by default.
-            shards: says of a chain whose files to verify; all by default.
+            use: makes something of a chain, for which it reads or verifies its files.
+            accept: says of a chain, before it is used, whether it is of use; all are by default.
 
         Returns:
-            The chain, verified; None if there is none.
+            What `use` has returned; None if there is no such epoch.
 
         Raises:
             CheckpointError: a checkpoint is out of reach, or of another format.
         """
         self.damaged = []
-        checked: dict[int, str | None] = {}
-        found = None
+        read: dict[int, CheckpointReader] = {}
+        used, instead = None, "there is no older epoch"
         for number in reversed(self.numbers()):
             try:
-                chain = self.open(number)
-                if accept is None or accept(chain):
-                    chain._verify(list(shards(chain)) if shards else None, checked)
-                    found = chain
+                chain = self._open(number, read)
+                if accept(chain):
+                    used, instead = use(chain), f"using epoch {number} instead"
                     break
             except CheckpointCorrupt as exc:
                 self.damaged.append(str(exc))
-        instead = f"using epoch {found.epoch} instead" if found else "there is no older epoch"
         for message in self.damaged:
             logger.warning("%s; %s", message, instead)
-        return found
+        return used
 
     def newest(self, shards: int | None = None) -> CheckpointChain:
         """The newest epoch that is intact, verified; with `shards` one that can be restored to that number of shards.
@@ -296,16 +306,19 @@ class Epochs:
         Raises:
             CheckpointError: there is none.
         """
-        chain = self.newest_good(lambda one: shards is None or len(one.shards) == shards or one.is_aligned)
-        if chain is None and not self.numbers():
+        return self.required(self.newest_good(lambda one: shards is None or one.suits(shards)))
+
+    def required(self, found: _Used | None) -> _Used:
+        """What was found; raises CheckpointError if nothing was, which says why."""
+        if found is not None:
+            return found
+        if not self.numbers():
             raise CheckpointError(
                 f"there is no checkpoint at {self.url} yet; `streamtrain checkpoint` has a running cluster take one"
             )
-        if chain is None:
-            raise CheckpointError(
-                f"none of the checkpoints at {self.url} can be used; `streamtrain restore --list` says why"
-            )
-        return chain
+        raise CheckpointError(
+            f"none of the checkpoints at {self.url} can be used; `streamtrain restore --list` says why"
+        )
 
     def retain(self, keep: int) -> list[int]:
         """Deletes old epochs: those beyond the newest `keep`, and unfinished ones older than the newest complete one.
@@ -352,11 +365,11 @@ class Epochs:
         Raises:
             CheckpointError: a checkpoint is out of reach, or of another format.
         """
-        checked: dict[int, str | None] = {}
+        read: dict[int, CheckpointReader] = {}
         found: dict[int, str] = {}
         for number in self.numbers():
             try:
-                self.open(number)._verify(None, checked)
+                self._open(number, read).verify()
             except CheckpointCorrupt as exc:
                 found[number] = str(exc)
         return found

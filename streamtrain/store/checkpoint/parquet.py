@@ -5,6 +5,7 @@ almost nothing where it does not help, which is in the floats themselves.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from streamtrain.store.files import Directory, Output
+from streamtrain.store.files import Directory, FileFacts, Output
 
 GROUP_ROWS = 1 << 16
 """Rows of a row group in a file, and of a part that is read."""
 
 _PAGE_BYTES = 1 << 18  # a page is decoded within a core's cache
 _KEYS = pa.schema([pa.field("key", pa.uint64(), nullable=False)])
+
+
+Check = Callable[[FileFacts], object]
+"""Called with a file's size and SHA-256 once all of it was read. May raise CheckpointCorrupt."""
 
 
 class RowPart(NamedTuple):
@@ -87,13 +92,18 @@ def write_embeddings(output: Output, dim: int, parts: Iterable[tuple[NDArray[np.
     return _write(output, schema, (table(*part) for part in parts))
 
 
-def read_rows(directory: Directory, name: str) -> Iterator[RowPart]:
+def read_rows(directory: Directory, name: str, check: Check | None = None) -> Iterator[RowPart]:
     """Reads rows in parts of at most 65536.
+
+    Args:
+        directory: of the file.
+        name: of the file.
+        check: is given the facts of the file after its last row; None: they are not known then.
 
     Raises:
         CheckpointCorrupt: it is not a file of rows.
     """
-    for batch in _read(directory, name, _expected):
+    for batch in _read(directory, name, _expected, check):
         n = batch.num_rows
         yield RowPart(
             batch.column("key").to_numpy(),
@@ -104,13 +114,9 @@ def read_rows(directory: Directory, name: str) -> Iterator[RowPart]:
         )
 
 
-def read_keys(directory: Directory, name: str) -> Iterator[NDArray[np.uint64]]:
-    """Reads keys in parts of at most 65536.
-
-    Raises:
-        CheckpointCorrupt: it is not a file of keys.
-    """
-    for batch in _read(directory, name, lambda _: _KEYS):
+def read_keys(directory: Directory, name: str, check: Check | None = None) -> Iterator[NDArray[np.uint64]]:
+    """Reads keys in parts of at most 65536; raises CheckpointCorrupt if it is not a file of keys. See `read_rows`."""
+    for batch in _read(directory, name, lambda _: _KEYS, check):
         yield batch.column("key").to_numpy()
 
 
@@ -171,18 +177,50 @@ def _groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(pending)
 
 
-def _read(directory: Directory, name: str, columns: Callable[[pa.Schema], pa.Schema]) -> Iterator[pa.RecordBatch]:
-    with directory.open(name) as file:
+def _read(
+    directory: Directory, name: str, columns: Callable[[pa.Schema], pa.Schema], check: Check | None
+) -> Iterator[pa.RecordBatch]:
+    with ExitStack() as stack:
+        once = None if check is None else stack.enter_context(directory.open_once(name))
+        file = stack.enter_context(directory.open(name)) if once is None else pa.PythonFile(once, "r")
         with directory.reading(name):
             parquet = pq.ParquetFile(file)
             found = parquet.schema_arrow
             if not found.equals(columns(found)):
                 shown = ", ".join(f"{field.name}: {field.type}" for field in found)
                 raise pa.ArrowInvalid(f"unexpected columns: {shown}")
+            ends = _ends(parquet.metadata) if once else ()
         for group in range(parquet.num_row_groups):  # `iter_batches` keeps the memory of all groups to the end
             with directory.reading(name):
+                if once is not None:
+                    once.next_region(ends[group])
                 batches = parquet.read_row_group(group).to_batches(max_chunksize=GROUP_ROWS)
             yield from batches
+        if once is not None and check is not None:
+            with directory.reading(name):
+                facts = once.facts()
+            check(facts)
+
+
+def _ends(metadata: pq.FileMetaData) -> list[int]:
+    """Where each row group ends.
+
+    Raises:
+        ArrowInvalid: a group begins before the one before it ends, or is larger than its rows can be.
+    """
+    ends = [len(b"PAR1")]
+    for g in range(metadata.num_row_groups):
+        group = metadata.row_group(g)
+        if not group.num_rows:
+            ends.append(ends[-1])
+            continue
+        columns = [group.column(c) for c in range(group.num_columns)]
+        begins = [c.dictionary_page_offset if c.has_dictionary_page else c.data_page_offset for c in columns]
+        end = max(begin + c.total_compressed_size for begin, c in zip(begins, columns, strict=True))
+        if min(begins) < ends[-1] or not 0 < end - ends[-1] <= 2 * group.total_byte_size + _PAGE_BYTES:
+            raise pa.ArrowInvalid(f"row group {g} is at {min(begins)} to {end}, after {ends[-1]}")
+        ends.append(end)
+    return ends[1:]
 
 
 def _expected(found: pa.Schema) -> pa.Schema:

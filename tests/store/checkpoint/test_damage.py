@@ -1,17 +1,24 @@
 """Damaged checkpoints: whatever has happened to a file, it is found before it is used, and named."""
 
 import hashlib
+import io
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamtrain.errors import CheckpointCorrupt, CheckpointError
+from streamtrain.store.checkpoint import parquet
 from streamtrain.store.checkpoint.checkpoint import CheckpointReader
+from streamtrain.store.files import Directory, FileFacts, Input
 from tests.store.checkpoint.checkpoints import (
     assert_rows,
     content_of,
@@ -40,9 +47,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> str:
     return url
 
 
-def read_all(url: str) -> None:
+def read_all(url: str, *, verify: bool = True) -> None:
     reader = CheckpointReader(url)
-    reader.verify()
+    if verify:
+        reader.verify()
     for shard in range(2):
         reader.arrays(shard)
     assert_rows(reader.rows("item"), rows_of(10), rows_of(10, seed=1))
@@ -79,22 +87,24 @@ def test_file_cut_anywhere(shared: str, name: str, data: st.DataObject) -> None:
     set_content(shared, name, content[:keep])
     try:
         with pytest.raises(CheckpointCorrupt, match=name):
-            read_all(shared)
+            read_all(shared, verify=data.draw(st.booleans()))
     finally:
         set_content(shared, name, content)
     read_all(shared)
 
 
+@pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("name", FILES)
 @given(data=st.data())
 @settings(max_examples=40)
-def test_bit_flipped_anywhere(shared: str, name: str, data: st.DataObject) -> None:
+def test_bit_flipped_anywhere(shared: str, name: str, verify: bool, data: st.DataObject) -> None:
+    """It is also found by those who read it without having it verified."""
     content = content_of(shared, name)
     at = data.draw(st.integers(0, 8 * len(content) - 1))
     set_content(shared, name, flipped(content, at))
     try:
         with pytest.raises(CheckpointCorrupt, match=f"{name} is damaged"):
-            read_all(shared)
+            read_all(shared, verify=verify)
     finally:
         set_content(shared, name, content)
 
@@ -121,22 +131,46 @@ def flipped(content: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("name", FILES)
-@given(data=st.data())
-@settings(max_examples=40)
-def test_damaged_file_that_is_not_verified(shared: str, name: str, data: st.DataObject) -> None:
-    """It gives other rows or an error of ours, but no other error."""
-    content = content_of(shared, name)
-    at = data.draw(st.integers(0, 8 * len(content) - 1))
-    set_content(shared, name, data.draw(st.sampled_from([flipped(content, at), content[: at // 8]])))
-    try:
-        reader = CheckpointReader(shared)
-        reader.arrays(1)
-        list(reader.rows("item"))
-    except CheckpointCorrupt as exc:
-        assert name in str(exc)  # noqa: PT017  # it need not be raised
-    finally:
-        set_content(shared, name, content)
+def test_a_file_is_read_once(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Directory, name: str) -> FileFacts:
+        raise AssertionError(f"{name} is read to be verified only")
+
+    def count(self: Directory, name: str) -> AbstractContextManager[Input]:
+        opened.append(name)
+        return open_once(self, name)
+
+    opened: list[str] = []
+    open_once = Directory.open_once
+    monkeypatch.setattr(Directory, "facts", refuse)
+    monkeypatch.setattr(Directory, "open_once", count)
+    reader = CheckpointReader(written)
+    for _ in range(2):
+        assert_rows(reader.rows("item"), rows_of(10), rows_of(10, seed=1))
+        assert_rows(reader.rows("user"), rows_of(5), rows_of(5, seed=1))
+        assert [len(reader.arrays(shard)) for shard in range(2)] == [3, 3]
+    names = [f"tables/{table}/shard-{shard}.parquet" for table in ("item", "user") for shard in range(2)]
+    assert opened == names, "the second time they are known to be intact"
+    reader.verify()
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_file_of_several_row_groups(written: str, dictionary: bool) -> None:
+    table = pq.read_table(io.BytesIO(content_of(written, FILES[1])))
+    file = io.BytesIO()
+    pq.write_table(table, file, row_group_size=3, use_dictionary=dictionary)
+    set_content(written, FILES[1], file.getvalue())
+    sign(written, FILES[1])
+    parts = [*CheckpointReader(written).rows("item")]
+    assert [len(part.keys) for part in parts] == [10, 3, 3, 3, 1]
+    assert_rows(parts, rows_of(10), rows_of(10, seed=1))
+
+
+@pytest.mark.parametrize(("first", "size", "total"), [(0, 100, 100), (4, 0, 100), (4, -1, 100), (4, 1 << 40, 100)])
+def test_a_row_group_that_cannot_be_is_not_read(first: int, size: int, total: int) -> None:
+    column = SimpleNamespace(data_page_offset=first, total_compressed_size=size, has_dictionary_page=False)
+    group = SimpleNamespace(num_rows=1, num_columns=1, column=lambda c: column, total_byte_size=total)
+    with pytest.raises(pa.ArrowInvalid, match=f"row group 0 is at {first} to {first + size}, after 4"):
+        parquet._ends(cast(Any, SimpleNamespace(num_row_groups=1, row_group=lambda g: group)))
 
 
 def sign(url: str, *names: str) -> None:
@@ -165,6 +199,7 @@ def test_table_without_a_column_is_named(tmp_path: Path, columns: list[str]) -> 
     write(tmp_path / "c")
     file = tmp_path / "c" / "tables" / "item" / "shard-0.parquet"
     pd.read_parquet(file)[columns].to_parquet(file)
+    sign(str(tmp_path / "c"), "tables/item/shard-0.parquet")
     with pytest.raises(CheckpointCorrupt, match=r"shard-0\.parquet cannot be read: "):
         list(CheckpointReader(tmp_path / "c").rows("item"))
 
@@ -173,6 +208,7 @@ def test_column_of_another_type_is_named(tmp_path: Path) -> None:
     write(tmp_path / "c")
     file = tmp_path / "c" / "tables" / "item" / "shard-0.parquet"
     pd.read_parquet(file).astype({"key": str}).to_parquet(file)
+    sign(str(tmp_path / "c"), "tables/item/shard-0.parquet")
     with pytest.raises(CheckpointCorrupt, match=r"unexpected columns: key: .*string"):
         list(CheckpointReader(tmp_path / "c").rows("item"))
 
