@@ -78,6 +78,11 @@ class LogThrottle:
             return count if is_due else 0
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 shard", "2 shards"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def fail(message: str) -> None:
     """Reports the error that ends a process: one line, in the format of the log."""
     if any(isinstance(handler.formatter, _Json) for handler in _handlers):

@@ -36,6 +36,7 @@ from streamtrain.cli.terminal import (
 )
 from streamtrain.durations import parse_duration
 from streamtrain.errors import ConfigError, ShardRefused, StreamtrainError
+from streamtrain.logs import counted
 from streamtrain.shutdown import stop_on_signals
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
     if scaling := status.get("scaling"):
         span = format_span(status["time"] - scaling["since"])
         rows = f" ({scaling['rows']:,} of {scaling['total']:,})" if scaling["total"] else ""
-        yield f"{len(status['shards'])} shards become {scaling['shards']}: {scaling['step']}{rows}, for {span}"
+        shards = len(status["shards"])
+        become = "becomes" if shards == 1 else "become"
+        yield f"{counted(shards, 'shard')} {become} {scaling['shards']}: {scaling['step']}{rows}, for {span}"
 
 
 def _proposed(status: dict[str, Any]) -> Iterator[str]:
@@ -130,7 +133,8 @@ def _proposed(status: dict[str, Any]) -> Iterator[str]:
     if not proposal or not proposal["why"]:
         return
     now = {"shards": len(status["shards"]), "workers": len(status["workers"])}
-    better = [f"{proposal[name]} {name} instead of {many}" for name, many in now.items() if proposal[name] != many]
+    changed = [(counted(proposal[name], name.removesuffix("s")), n) for name, n in now.items() if proposal[name] != n]
+    better = [f"{many} instead of {before}" for many, before in changed]
     yield f"proposed: {' and '.join(better) or 'no other numbers'}: {'; '.join(proposal['why'])}"
 
 

@@ -37,7 +37,7 @@ from streamtrain.cli.options import (
 from streamtrain.cli.terminal import print_json
 from streamtrain.durations import parse_duration, parse_size
 from streamtrain.errors import ConfigError, StreamtrainError
-from streamtrain.logs import json_line
+from streamtrain.logs import counted, json_line
 from streamtrain.service.service_file import CHECKPOINTS, find_service
 from streamtrain.service.start_tensorflow import load_tensorflow
 from streamtrain.shutdown import stop_on_signals
@@ -183,7 +183,7 @@ def scale(  # noqa: PLR0917  # typer makes options of them; nobody calls it with
     if json:
         print_json({"shards": shards})
     else:
-        typer.echo(f"{len(shards)} shards: {', '.join(shards)}")
+        typer.echo(f"{counted(len(shards), 'shard')}: {', '.join(shards)}")
 
 
 def drain(  # typer makes options of them; nobody calls it with positions
@@ -218,7 +218,8 @@ def drain(  # typer makes options of them; nobody calls it with positions
     if json:
         print_json({"shards": shards})
     else:
-        typer.echo(f"{address} holds no rows any more and can be stopped; {len(shards)} shards: {', '.join(shards)}")
+        staying = f"{counted(len(shards), 'shard')}: {', '.join(shards)}"
+        typer.echo(f"{address} holds no rows any more and can be stopped; {staying}")
 
 
 def _ask_up(settings: "Settings", shards: int | None, rate: float, workers: int | None) -> list[str]:

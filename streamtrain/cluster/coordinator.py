@@ -42,6 +42,7 @@ from streamtrain.cluster.scaling import (
 )
 from streamtrain.cluster.status import StreamLag, poll_shard, samples_of, shard_to_json, watermark_of
 from streamtrain.errors import CheckpointError, PublicationError, ShardError, ShardRefused
+from streamtrain.logs import counted
 from streamtrain.periodic import Backoff, PeriodicTask
 from streamtrain.ps.nodes.shards import Control
 from streamtrain.ps.nodes.topology import ShardMap
@@ -339,8 +340,8 @@ class Coordinator:
             raise
         self._end_progress()
         logger.info(
-            "%d shards instead of %d by map %d; pushes were held back for %.2f s at most",
-            *(len(after.shards), len(before.shards), after.epoch, paused),
+            "%s instead of %d by map %d; pushes were held back for %.2f s at most",
+            *(counted(len(after.shards), "shard"), len(before.shards), after.epoch, paused),
         )
         vacate(after, leaving, run)
         return after

@@ -13,6 +13,7 @@ from streamtrain.cluster.scaling import OpenedShards
 from streamtrain.cluster.server import CoordinatorServer
 from streamtrain.cluster.status import POLL_SECONDS, StreamLag
 from streamtrain.errors import ConfigError
+from streamtrain.logs import counted
 from streamtrain.memory import freeze_heap
 from streamtrain.metrics.cluster import CoordinatorMetrics, CoordinatorState
 from streamtrain.metrics.registry import MetricsEndpoint, process_registry, serve
@@ -76,8 +77,8 @@ class CoordinatorProcess:
         shard_map = begin_shard_map(settings.checkpoint.url, addresses, settings.ps.backups)
         if shard_map.scaled:
             logger.info(
-                "going on with %d shards by map %d, as `streamtrain scale` has changed those of ps.addresses: %s",
-                *(len(shard_map.shards), shard_map.epoch, ", ".join(shard_map.shards)),
+                "going on with %s by map %d, as `streamtrain scale` has changed those of ps.addresses: %s",
+                *(counted(len(shard_map.shards), "shard"), shard_map.epoch, ", ".join(shard_map.shards)),
             )
         opened = open_shards(shard_map.shards, shard_map.backups)
         self._redis = open_redis(settings.publish)
@@ -120,7 +121,8 @@ class CoordinatorProcess:
         self.server.start()
         register(self._own, self.address, self.port)
         self._is_serving = True
-        logger.info("coordinator of %d shards serves at %s", len(self.coordinator.shard_map.shards), self.address)
+        shards = counted(len(self.coordinator.shard_map.shards), "shard")
+        logger.info("coordinator of %s serves at %s", shards, self.address)
 
     def stop(self) -> None:
         """Ends; takes a last checkpoint, if shards answer."""

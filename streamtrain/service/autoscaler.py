@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from streamtrain.errors import StreamtrainError
+from streamtrain.logs import counted
 from streamtrain.settings.groups import ScaleSettings
 
 logger = logging.getLogger(__name__)
@@ -83,4 +84,4 @@ def _between(number: int, least: int, most: int) -> int:
 
 def _said(numbers: Numbers) -> str:
     named = zip(numbers, numbers._fields, strict=True)
-    return " and ".join(f"{many} {name.removesuffix('s') if many == 1 else name}" for many, name in named)
+    return " and ".join(counted(many, name.removesuffix("s")) for many, name in named)

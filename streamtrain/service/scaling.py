@@ -20,6 +20,7 @@ from streamtrain.address import reserve_port
 from streamtrain.cluster.client import CoordinatorClient
 from streamtrain.cluster.scaling import MOST_SHARDS, next_places
 from streamtrain.errors import ConfigError, ShardError, StreamtrainError
+from streamtrain.logs import counted
 from streamtrain.memory import free_megabytes
 from streamtrain.periodic import PeriodicTask
 from streamtrain.service.autoscaler import Autoscaler, Numbers
@@ -134,7 +135,8 @@ class ServiceScaler:
                 self.scale_workers(workers)
             return {"shards": self._addresses if shards is None else self.scale(shards, rate)}
         except (StreamtrainError, OSError) as exc:
-            self._report("up", f"still {len(self._addresses)} shards and {len(self._workers)} workers: {exc}")
+            shards_now = counted(len(self._addresses), "shard")
+            self._report("up", f"still {shards_now} and {counted(len(self._workers), 'worker')}: {exc}")
             return {"error": str(exc), "refused": isinstance(exc, ConfigError)}
 
     def _follow_proposal(self, status: Mapping[str, Any]) -> None:
@@ -176,7 +178,7 @@ class ServiceScaler:
         while len(self._workers) > workers:
             self._supervisor.remove(self._workers.pop())
         if workers != before:
-            self._report("up", f"{workers} workers instead of {before}")
+            self._report("up", f"{counted(workers, 'worker')} instead of {before}")
 
     def scale(self, shards: int, rate: float = 0.0) -> list[str]:
         """Has so many shards hold the rows from now on, see `ask`; returns their addresses.
@@ -209,7 +211,7 @@ class ServiceScaler:
         )
         rewrite_service_file(self._settings, self._file)
         self._remove([one for one in before if one not in after])
-        self._report("up", f"{shards} shards instead of {len(before)}")
+        self._report("up", f"{counted(shards, 'shard')} instead of {len(before)}")
         return after
 
     def _start_spare(self, first: Program) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from streamtrain._core import Plan
 from streamtrain.errors import ShardError
-from streamtrain.logs import LogThrottle
+from streamtrain.logs import LogThrottle, counted
 from streamtrain.metrics.worker import WorkerMetrics
 from streamtrain.model.batch import Batch
 from streamtrain.model.model import Model
@@ -351,7 +351,8 @@ class Loop:
         if "_trainer" in vars(self):
             self._trainer.move_to(*other)
         self._join()
-        logger.info("learning with %d shards, after a pause of %.2f s", self._shards, time.monotonic() - began)
+        pause = time.monotonic() - began
+        logger.info("learning with %s, after a pause of %.2f s", counted(self._shards, "shard"), pause)
         return True
 
     def _advance_or_follow(self) -> bool:

@@ -72,7 +72,7 @@ def test_what_is_proposed_is_shown_with_its_reason(cluster: Coordinated) -> None
         return text.getvalue()
 
     assert "proposed: 4 shards instead of 2: they are busy\n" in shown(4, 0, "they are busy")
-    assert "proposed: 1 shards instead of 2 and 3 workers instead of 0: a; b\n" in shown(1, 3, "a", "b")
+    assert "proposed: 1 shard instead of 2 and 3 workers instead of 0: a; b\n" in shown(1, 3, "a", "b")
     assert "proposed: no other numbers: more partitions are needed\n" in shown(2, 0, "more partitions are needed")
     assert "proposed" not in shown(2, 0)
 
