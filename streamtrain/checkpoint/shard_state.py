@@ -23,13 +23,13 @@ from streamtrain.ps.row_memory import RowMemory
 from streamtrain.ps.shard import InitialState, Run, Shard, own_slots, rows_at_rest
 from streamtrain.store.checkpoint.checkpoint import ShardFiles, commit, replacing, write_part
 from streamtrain.store.checkpoint.epochs import CheckpointChain, epochs_at, open_chain
-from streamtrain.store.checkpoint.parquet import RowPart, TablePart, Tombstones
+from streamtrain.store.checkpoint.parquet import GROUP_ROWS, RowPart, TablePart, Tombstones
 from streamtrain.store.files import Directory
 
 if TYPE_CHECKING:
     from streamtrain.model.model import Model
 
-_TABLES = 4  # that are loaded at a time
+_TABLES, _BYTES = 4, 256 << 20  # that are loaded at a time, and that reading them may take
 _STATE = "state/"
 _ADMISSION = "admission/"
 _PREDICTIONS = "predictions/"
@@ -231,7 +231,7 @@ def restore_shard(
         else:
             spec = new_model.evolution.new
             shard = _evolved_without_rows(chain, new_model, index, shards, memory)
-        with ThreadPoolExecutor(_TABLES, "load") as pool:
+        with ThreadPoolExecutor(_at_a_time(shard.tables), "load") as pool:
             loading = []
             for settings, table in zip(spec.tables, shard.tables, strict=True):
                 kept = None if new_model is None else new_model.evolution.tables.get(settings["name"])
@@ -247,6 +247,12 @@ def restore_shard(
         chain.verify(sources)  # a damaged file may be read in part before that is known
         raise _mismatch(chain, exc) from exc
     return shard
+
+
+def _at_a_time(tables: Sequence[Table]) -> int:
+    """How many tables are loaded at a time: of each there are a row group as it is in the file and three of rows."""
+    widest = max((4 * (table.dim + table.state_size) + 16 for table in tables), default=1)
+    return max(1, min(_TABLES, _BYTES // (4 * GROUP_ROWS * widest)))
 
 
 class Reading:

@@ -2,7 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -10,7 +11,8 @@ import pandas as pd
 import pytest
 
 import streamtrain as stm
-from streamtrain.checkpoint.shard_state import load_shards, restore_shard
+from streamtrain._core import Table
+from streamtrain.checkpoint.shard_state import _at_a_time, load_shards, restore_shard
 from streamtrain.errors import CheckpointCorrupt
 from streamtrain.model.features import Feature
 from streamtrain.model.optimizers import Optimizer
@@ -238,6 +240,14 @@ def test_what_a_learner_would_not_have_written(tmp_path: Path, array: str, value
     commit(tmp_path / "d", whole.about, [write_part(tmp_path / "d", 0, arrays, [], about=whole.shards[0])])
     with pytest.raises(stm.CheckpointCorrupt, match="does not match the shard"):
         stm.Learner.load(tmp_path / "d", model)
+
+
+@pytest.mark.parametrize(("dim", "tables"), [(1, 4), (16, 4), (32, 3), (64, 1), (1024, 1)])
+def test_what_loading_takes_is_bounded(dim: int, tables: int) -> None:
+    """A part of 65,536 rows of 1,024 floats and as much state has half a gigabyte."""
+    of = [cast(Table, SimpleNamespace(dim=wide, state_size=wide)) for wide in (1, dim)]
+    assert _at_a_time(of) == tables
+    assert _at_a_time([]) >= 1
 
 
 def test_damaged_rows(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class Cluster:
             process.kill()
             process.communicate()
         if self._made:
-            self.kubectl("delete", "namespace", self.namespace)
+            self.kubectl("delete", "namespace", self.namespace, "--wait=false")  # pods of a lost node may stay
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
         return run("kubectl", "--namespace", self.namespace, *arguments, text=text, environment=self.environment)
