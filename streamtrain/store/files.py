@@ -112,10 +112,11 @@ class Input(io.RawIOBase):
         self._digest.update(self._region)
 
     def facts(self) -> FileFacts:
-        """For which the rest of it is read."""
-        while self._begin + len(self._region) < self.bytes:
+        """For which the rest of it is read; as much of it as there still is, if it became shorter meanwhile."""
+        while True:
             self.next_region(self._begin + len(self._region) + _BLOCK)
-        return {"bytes": self.bytes, "sha256": self._digest.hexdigest()}
+            if not self._region:
+                return {"bytes": self._begin, "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
         self._stream.close()

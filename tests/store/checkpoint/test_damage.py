@@ -153,6 +153,14 @@ def test_a_file_is_read_once(written: str, monkeypatch: pytest.MonkeyPatch) -> N
     reader.verify()
 
 
+def test_a_file_that_becomes_shorter_while_it_is_read_has_what_is_left() -> None:
+    stream = io.BytesIO(b"0123456789")
+    file = Input(stream)
+    file.next_region(4)
+    stream.truncate(6)
+    assert file.facts() == {"bytes": 6, "sha256": hashlib.sha256(b"012345").hexdigest()}
+
+
 @pytest.mark.parametrize("dictionary", [True, False])
 def test_file_of_several_row_groups(written: str, dictionary: bool) -> None:
     table = pq.read_table(io.BytesIO(content_of(written, FILES[1])))
