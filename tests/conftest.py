@@ -20,9 +20,13 @@ gc.disable()  # until all tests are collected, see there
 atexit.register(gc.freeze)
 # Models of tests import what is beside them; and what has the same environment is forked from the same process.
 os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent.parent))
-# Before TensorFlow is imported, which reads them once. It greets with lines about instruction sets, and what XLA has
-# compiled is shared by all processes of all tests, as each would take some seconds for the same graphs.
+# Before TensorFlow is imported, which reads them once. It greets with lines about instruction sets; XLA compiles a
+# graph in half of the time if it need not be fast; and what it has compiled is shared by all processes of all tests.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
 _compiled = None if "TF_XLA_FLAGS" in os.environ else tempfile.mkdtemp(prefix="streamtrain-tests-")
 if _compiled is not None:
     os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={_compiled}"
@@ -106,6 +110,9 @@ LONGEST = (
     "tests/stream/formats/test_registry.py",
     "tests/cluster/test_backups.py::test_a_primary_that_was_paused_acknowledges_nothing_and_ends",
     "tests/cluster/test_lag.py",
+    "tests/tuning/test_sizing.py",
+    "tests/cluster/test_scaling.py",
+    "tests/cluster/test_scaled_backups.py",
     "tests/train/test_step.py",
     "tests/cluster/test_backups.py::test_backups_go_on_with_checkpoints_and_come_back_from_them",
     "tests/cli/test_learn.py",

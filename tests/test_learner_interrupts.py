@@ -26,7 +26,7 @@ from tests.models import make
 from tests.patience import PATIENCE
 
 IDS = 50
-INTERRUPTS = 60
+INTERRUPTS = 40
 DROPPED_SECONDS = 30.0  # after which an interrupt has come to nothing: a batch takes milliseconds
 
 

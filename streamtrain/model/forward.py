@@ -139,6 +139,9 @@ class Traced:
         if xla:  # within a function around it: the operation alone does not say that what it calls is to be compiled
             compiled = tf.function(graph, jit_compile=True, autograph=False)
             graph = lambda *args: compiled(*args)  # noqa: E731, PLW0108  # a function, which `compiled` is not
+            as_it_is = tf.compat.v1.ConfigProto()  # XLA optimizes it; doing so before takes a tenth of a second
+            as_it_is.graph_options.rewrite_options.disable_meta_optimizer = True
+            options["config_proto"] = as_it_is.SerializeToString()
         function = tf.function(graph, input_signature=signature, autograph=False).get_concrete_function()
         self._captured = list(function.captured_inputs)
         self._call = tf.raw_ops.StatefulPartitionedCall

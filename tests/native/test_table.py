@@ -363,7 +363,7 @@ TestDiskMachine = DiskMachine.TestCase
 TestSlotsOnDiskMachine = SlotsOnDiskMachine.TestCase
 for machine in (TestTableMachine, TestSlotsMachine, TestDiskMachine, TestSlotsOnDiskMachine):
     machine.settings = settings(
-        max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
     )
 del machine
 

@@ -182,7 +182,7 @@ def test_a_worker_whose_model_file_has_changed_steps_as_the_shards_do(rows: str)
     shards=st.integers(1, 3),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_micro_batches_of_any_size(
     *, rows: str, dense: str, reduction: str, micro: int, batch: int, count: int, shards: int, seed: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ _SHORT = 300  # characters of what a schema has against it
 _MAIN = "streamtrain_main.proto"  # a schema has no name in the registry, as those have that it refers to
 # The caller retries by itself, so retries of the client would only delay it.
 _DEFAULTS = {"timeout": 10, "max.retries": 0}
+_IDLE_SECONDS = 5.0  # after which a connection is not used again
 # What the client raises where something else answers, such as the page of a proxy.
 _BAD_ANSWER = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 _TEMPORARY = {408, 425, 429}
@@ -66,14 +68,13 @@ class SchemaRegistry:
             *_BAD_ANSWER,
         )
         self.name = f"schema registry at {','.join(map(redacted, url.split(',')))}"
-        # Schemas are fetched so rarely that each request has its own client: no connection is left open.
-        self._client = partial(client.SchemaRegistryClient, {**_DEFAULTS, **(config or {}), "url": url})
+        self._make = partial(client.SchemaRegistryClient, {**_DEFAULTS, **(config or {}), "url": url})
+        self._now = now
         try:
-            self._client().close()
+            self._connect()
         except (ValueError, TypeError, OSError) as exc:
             raise ConfigError(f"{self.name}: {exc}") from exc
         self._is_unreachable = False
-        self._now = now
         self._throttle = LogThrottle(now=now)
         self._unknown: deque[tuple[float, int]] = deque()  # until when which id is not asked for
 
@@ -134,10 +135,22 @@ class SchemaRegistry:
         if sum(map(len, schemas.values())) > _MAX_CHARACTERS:
             raise UnknownSchema(f"with what it refers to it has more than {_MAX_CHARACTERS:,} characters")
 
+    def _connect(self) -> None:
+        """Makes a client, which takes 40 ms for the certificates of all authorities: not one for each request."""
+        client = self._make()
+        self._client, self._hang_up, self._last = client, weakref.finalize(self, client.close), self._now()
+
+    def _ask(self, ask: Callable[[Any], Any]) -> Any:
+        if not self._hang_up.alive or self._now() - self._last > _IDLE_SECONDS:
+            self._hang_up()
+            self._connect()
+        self._last = self._now()
+        self._client.clear_caches()  # what it knows is asked for again only if it could not be used
+        return ask(self._client)
+
     def _request(self, ask: Callable[[Any], Any]) -> Any:
         try:
-            with self._client() as client:
-                answer = ask(client)
+            answer = self._ask(ask)
             schema = getattr(answer, "schema", answer)  # what is asked for by version has more about it
             if not isinstance(schema.schema_str, str):
                 raise ValueError("its answer has no schema")
@@ -152,6 +165,7 @@ class SchemaRegistry:
                 raise UnknownSchema(str(exc)) from exc
             raise SourceRefused(f"{self.name} refuses: {exc}") from exc
         except self._no_answer as exc:
+            self._hang_up()
             raise self._unavailable(exc) from exc
         self._mark_reachable()
         return schema
@@ -159,8 +173,7 @@ class SchemaRegistry:
     def _accepts_credentials(self) -> bool:
         """Whether only one schema is refused, rather than the credentials."""
         try:
-            with self._client() as client:
-                return isinstance(client.get_subjects(limit=1), list)
+            return isinstance(self._ask(lambda client: client.get_subjects(limit=1)), list)
         except self._error:
             return False
 

@@ -36,23 +36,13 @@ def _no_protoc(*_: Any) -> MessageTypes:
     raise InvalidSchema("text")
 
 
-class _Kept:
+class _Kept(SchemaRegistryClient):
     """Confluent's client, which finds its answers here."""
 
     def __init__(self) -> None:
+        super().__init__({"url": "http://127.0.0.1:1", "max.retries": 0})
         self.answers: edits.Blobs = {}
-        self._client = SchemaRegistryClient({"url": "http://127.0.0.1:1", "max.retries": 0})
-        self._client._rest_client.get = self._get  # type: ignore[method-assign]
-
-    def __enter__(self) -> SchemaRegistryClient:
-        self._client._cache = type(self._client._cache)()
-        return self._client
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
-
-    def close(self) -> None:
-        """See __exit__."""
+        self._rest_client.get = self._get  # type: ignore[method-assign]
 
     def _get(self, url: str, query: Any = None) -> Any:
         if url == "subjects":
@@ -69,7 +59,8 @@ class _Kept:
 
 _KEPT = _Kept()
 _REGISTRY = SchemaRegistry("http://127.0.0.1:1")
-_REGISTRY._client = lambda: _KEPT  # type: ignore[assignment]
+_REGISTRY._make = lambda: _KEPT  # type: ignore[assignment]
+_REGISTRY._connect()
 
 
 def _answers(is_avro: bool) -> dict[str, bytes]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from google.protobuf import descriptor_pb2
@@ -301,15 +302,19 @@ def test_credentials_that_are_refused_end_it(status: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["avro", "protobuf"])
-def test_ids_that_nobody_knows_cost_few_requests(name: str) -> None:
+def test_ids_that_nobody_knows_cost_few_requests_and_no_client_each(name: str) -> None:
     now = [0.0]
     with registered(lambda path: NOT_FOUND) as where:
-        one = made(name, SchemaRegistry(where.url, now=lambda: now[0]))
+        registry = SchemaRegistry(where.url, now=lambda: now[0])
+        registry._make = clients = Mock(wraps=registry._make)
+        one = made(name, registry)
         assert len(reasons(one, *(header(number) + b"\0\0" for number in range(1000)))) == 1000
-        assert len(where.asked) <= 100
+        assert 50 < len(where.asked) <= 100
+        assert clients.call_count == 0  # it keeps that with which it began
         now[0] = 61.0
         assert reasons(one, header(1) + b"\0\0") == [("unknown_schema", "")]
         assert where.asked[-1] == "/schemas/ids/1"
+        assert clients.call_count == 1
 
 
 def file_of(*messages: str, package: str = "") -> descriptor_pb2.FileDescriptorProto:
