@@ -9,6 +9,8 @@ SECONDS_OF_DEMO ?= 0
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would compile all that they import
 JOBS ?= 4
 LOCKED ?= yes
+# The core is built once, for this CPU. Wheels have two builds of it, which `make sanitize` compares.
+MARCH := $(if $(filter x86_64,$(shell uname -m)),$(if $(shell grep -m1 -ow avx2 /proc/cpuinfo),x86-64-v3,x86-64-v2))
 UV := VIRTUAL_ENV=$(VENV) UV_HTTP_TIMEOUT=300 $(BIN)/uv pip
 FAST := tests/native tests/settings tests/ps tests/checkpoint/test_shard_map.py tests/checkpoint/test_failures.py \
 	tests/checkpoint/test_cluster_checkpoint.py tests/checkpoint/test_recovery.py tests/cluster/test_members.py \
@@ -42,7 +44,7 @@ $(VENV)/ready: pyproject.toml .ci/dev.lock .ci/wheels.lock $(NATIVE) | system
 	@echo "installing streamtrain with all that its developers use into $(VENV), 3 GB; the first time this takes minutes"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@$(if $(LOCKED),$(UV) sync --require-hashes .ci/dev.lock,$(UV) install --upgrade --requirement pyproject.toml --extra demo --extra dev)
-	@$(UV) install --quiet --no-deps --build-constraints .ci/wheels.lock --editable .
+	@$(UV) install --quiet --no-deps --build-constraints .ci/wheels.lock --config-setting cmake.define.STREAMTRAIN_ARCH=$(MARCH) --editable .
 	@touch $@
 
 demo: $(VENV)/ready ## the whole service on a year of real flights, with live figures, until Ctrl-C

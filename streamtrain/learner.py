@@ -99,7 +99,8 @@ class Learner:
         memory: what rows may take in memory, with their indexes, such as "8GB"; other rows are on disk. "auto": as much
             as there is, but for a tenth of the machine's or the container's memory. None: all are in memory.
         disk: folder for rows on disk; None: that for temporary files. Its files have no names, and go with the process.
-        graphs: compiled graphs to share between learners whose models differ in their rates only; None: its own.
+        graphs: compiled graphs to share between learners whose models differ in their rates only; None: those of the
+            model, which all its learners share.
 
     Attributes:
         samples: number of samples learned from.

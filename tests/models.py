@@ -1,6 +1,7 @@
 """Small models and streams that several tests share. Loads Keras, so the tests of the native core must not."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import keras
@@ -39,6 +40,7 @@ def clicks(count: int, seed: int = 0) -> list[Sample]:
     ]
 
 
+@cache
 def two_towers(**options: Any) -> stm.Model:
     return make(
         [stm.Categorical("user", dim=4), stm.Categorical("item", dim=4), stm.Numeric("price", transform=None)],
@@ -48,6 +50,7 @@ def two_towers(**options: Any) -> stm.Model:
     )
 
 
+@cache
 def counting() -> stm.Model:
     """Gradient -1 per occurrence, rate 1, rows born zero: a row's value is the number of times its id was learned."""
     zero = stm.Constant(0.0)

@@ -157,6 +157,7 @@ class Model:
         self.sampling = None if keep is None else Sampling(keep)
         if self.sampling and [*self.losses.values()] != ["binary_crossentropy"]:
             raise ConfigError('keep is for models of one label with the loss "binary_crossentropy"')
+        self.traced: dict[str, Any] = {}  # graphs that learners of this model share, by whose they are
 
     def replace(self, **options: Any) -> Model:
         """The same model with other options, like `dataclasses.replace`; its graph is rebuilt.

@@ -84,14 +84,17 @@ class RowBuffers(NamedTuple):
 class GraphCache:
     """A cache of compiled graphs, shared by learners of models that differ only in their rates. Used by one thread.
 
+    Args:
+        compiled: where it keeps them; None: in a dict of its own.
+
     Attributes:
-        compiled: graphs by model and shape.
+        compiled: graphs by model, shape and whether XLA compiles them.
         shapes: the latest shape by kind of batches; the next learner begins with it.
         xla: whether XLA can compile them.
     """
 
-    def __init__(self) -> None:
-        self.compiled: dict[tuple[str, Shape], Traced] = {}
+    def __init__(self, compiled: dict[tuple[str, Shape, bool], Traced] | None = None) -> None:
+        self.compiled = {} if compiled is None else compiled
         self.shapes: dict[str, Shape] = {}
         self.xla = True
 
@@ -105,7 +108,7 @@ class MicroStep:
         batch_size: expected maximum number of samples; larger batches are accepted and compiled for.
         spec: of the shards, whose optimizers it steps with as they do; the model file may have changed since the run
             began.
-        graphs: compiled graphs to use and to add to; None: a cache of its own.
+        graphs: compiled graphs to use and to add to; None: those of the model.
     """
 
     def __init__(
@@ -127,7 +130,8 @@ class MicroStep:
         self._most_steps = -(-batch_size // self.size)
         own = spec.own_rates
         self._own_rates = [own[group.tables[0]] for group in self._groups]
-        self._graphs = GraphCache() if graphs is None else graphs
+        # Shapes are its own: what it learns must not depend on what others have learned.
+        self._graphs = GraphCache(model.traced.setdefault("micro", {})) if graphs is None else graphs
         first = self._first_shape()
         self._looks = repr([self.size, first, [(group.tables, group.features) for group in self._groups]])
         self._made_of = self._looks + repr(self._ingredients())
@@ -355,11 +359,10 @@ class MicroStep:
                 raise
             logger.warning("XLA cannot compile the graph, so its micro-batches run several times slower: %s", exc)
             self._graphs.xla = False
-            self._graphs.compiled.clear()
             return self._compiled(shape)(*arguments)
 
     def _compiled(self, shape: Shape) -> Traced:
-        compiled, key = self._graphs.compiled, (self._made_of, shape)
+        compiled, key = self._graphs.compiled, (self._made_of, shape, self._graphs.xla)
         if key not in compiled:
             compiled[key] = self._graph(shape).trace(xla=self._graphs.xla)
         return compiled[key]

@@ -66,23 +66,28 @@ class Step:
         self._layout = model.dense
         self._dense_size = len(self._layout)
         self.initial_dense, self.initial_statistics = model.initial_parameters()
-        self.forward = Forward(model)
-        self.state: list[Any] = [tf.constant(w.numpy()) for w in self.forward.own]
-        self.differs = differs_in_training(model.keras)
         self._loss_shapes: dict[str, Any] = {}
-        parameters = tf.TensorSpec([self._dense_size + len(model.statistics)], tf.float32)
-        state = [tf.TensorSpec(w.shape, w.dtype) for w in self.state]
-        features = tf.TensorSpec([None, self.forward.columns.width], tf.float32)
-        targets = [tf.TensorSpec([None, len(model.labels)], tf.float32), tf.TensorSpec([None], tf.float32)]
+        if "step" not in model.traced:
+            model.traced["step"] = self._trace(Forward(model))
+        self.forward, self.differs, self._train, self._predict = model.traced["step"]
+        self.state: list[Any] = [tf.constant(w.numpy()) for w in self.forward.own]
+
+    def _trace(self, forward: Forward) -> tuple[Forward, bool, Traced, Traced]:
+        tf, self.forward, self.differs = self._tf, forward, differs_in_training(self._model.keras)
+        parameters = tf.TensorSpec([self._dense_size + len(self._model.statistics)], tf.float32)
+        state = [tf.TensorSpec(w.shape, w.dtype) for w in forward.own]
+        features = tf.TensorSpec([None, forward.columns.width], tf.float32)
+        targets = [tf.TensorSpec([None, len(self._model.labels)], tf.float32), tf.TensorSpec([None], tf.float32)]
         try:
-            self._train = Traced(self._train_graph, [state, parameters, features, *targets])
-            self._predict = Traced(self._predict_graph, [state, parameters, features])
+            train = Traced(self._train_graph, [state, parameters, features, *targets])
+            predict = Traced(self._predict_graph, [state, parameters, features])
         except Exception as exc:
             self._try_losses()
             raise ConfigError(describe_failure("graph", exc)) from exc
         for name, shape in self._loss_shapes.items():
             if shape.rank == 0 or (shape.rank is not None and shape[1:].num_elements() != 1):
                 raise ConfigError(f"loss of {name!r} must return one value per sample, [batch], not {shape}")
+        return forward, self.differs, train, predict
 
     def _try_losses(self) -> None:
         """Calls losses of the user by themselves: an error then names lines of their code, and not of a traced copy."""

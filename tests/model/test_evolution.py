@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ def schema(dim: int = 4, more: tuple[Any, ...] = (), less: bool = False, **optio
     return st.Schema(features=[st.Categorical("user", dim, **options), *more, *item, st.Numeric("price")])
 
 
+@cache
 def model(units: tuple[int, ...] = (8,), *, norm: bool = False, **options: Any) -> st.Model:
     given = {name: options.pop(name) for name in list(options) if name in ("dim", "more", "less", "table", "field")}
     return st.Model(schema(**given), graph(units, norm), micro_batch_size=None, **options)

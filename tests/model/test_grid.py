@@ -1,5 +1,6 @@
 """Grids of numbers: what the graph gets, from every kind of sample, and what changes when one is added."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def graph(inputs: dict[str, Any]) -> Any:
     return keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(8, "relu")(x))
 
 
+@cache
 def make(*features: Any, **options: Any) -> st.Model:
     return st.Model(st.Schema(features=features or (st.Categorical("user", dim=4), PRICE)), graph, **options)
 

@@ -336,7 +336,7 @@ def shared(kafka: Broker, valkey: str) -> Iterator[httpx.Client]:
 def test_unknown_models_and_servers_without_a_topic(shared: httpx.Client) -> None:
     assert shared.post("/v1/models/other/outcomes", json=GOOD).status_code == 404
     with running_server(PredictionServer(configure(make_app(Registry(MODEL, origin_of(MODEL))), "127.0.0.1:0"))) as url:
-        answer = httpx.post(f"{url}{URL}/outcomes", json=GOOD, trust_env=False)
+        answer = httpx.post(f"{url}{URL}/outcomes", json=GOOD, trust_env=False, verify=False)
         assert (answer.status_code, "set serve.outcomes" in answer.text) == (409, True)
         answer = httpx.post(
             f"{url}{URL}:predict", json={"instances": ["u1"]}, headers={"x-min-offset": "outcomes:0:1"}, trust_env=False

@@ -1,6 +1,7 @@
 """Large weights that step once for several micro-batches come to what their gradients, added up by hand, come to."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +40,7 @@ def graph(inputs: dict[str, Any]) -> Any:
     return layers.Dense(1, "sigmoid")(x)
 
 
+@cache
 def model(dense: stm.SGD | stm.Adagrad | stm.Adam, **options: Any) -> stm.Model:
     features: list[Feature] = [
         stm.Categorical("user", dim=4),

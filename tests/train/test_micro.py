@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 
 import streamtrain as stm
 from streamtrain._core import hash_cells
+from streamtrain.errors import ConfigError
 from streamtrain.model.features import Feature
+from streamtrain.model.forward import Traced
 from streamtrain.ps.client import Client, total_stats
 from streamtrain.ps.clock import Span
 from streamtrain.ps.consistency import Async
@@ -52,6 +56,7 @@ def graph(inputs: dict[str, Any]) -> Any:
     return keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(6, "relu")(x))
 
 
+@cache
 def make(rows: str, dense: str, reduction: Any, micro: int | None, **options: Any) -> stm.Model:
     features: list[Feature] = [
         stm.Categorical("user", dim=4, **options),
@@ -474,6 +479,17 @@ def test_models_that_differ_in_more_have_graphs_of_their_own() -> None:
     ):
         stm.Learner(other, batch_size=64, graphs=graphs).learn(samples)
     assert len(graphs.compiled) == 4
+
+
+@pytest.mark.parametrize("micro", [None, 4])
+def test_learners_of_one_model_trace_and_compile_it_once(micro: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, samples = make.__wrapped__("Adam", "SGD", "mean", micro), stream(64, 14)
+    learned = stm.Learner(model, batch_size=32).learn(samples)
+    monkeypatch.setattr(Traced, "__init__", Mock(side_effect=AssertionError("it is traced again")))
+    for again in (model, model.named("other")):
+        np.testing.assert_array_equal(stm.Learner(again, batch_size=32).learn(samples).predictions, learned.predictions)
+    with pytest.raises((AssertionError, ConfigError), match="traced again"):
+        stm.Learner(model.replace(seed=1))
 
 
 @pytest.mark.parametrize("micro", [None, 4])

@@ -1,6 +1,7 @@
 """What one step does to rows and weights, against the formulas; and that inputs, batches and shards do not matter."""
 
 import math
+from functools import cache
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ RATE = 0.5
 IDS: list[str | int] = ["a", "b", "c"]
 
 
+@cache
 def pooled(combiner: Any, **options: Any) -> stm.Model:
     """sigmoid(sum of the pooled row), by SGD: no weights of its own."""
     features = [stm.Categorical("tags", dim=3, combiner=combiner)]
@@ -148,6 +150,7 @@ EVERYTHING: list[Feature] = [
 ]
 
 
+@cache
 def everything(**options: Any) -> stm.Model:
     def graph(inputs: dict[str, Any]) -> Any:
         mask = keras.ops.cast(inputs["history_mask"], "float32")[:, :, None]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def weights(inputs: dict[str, Any]) -> Any:
     return keras.layers.Activation("sigmoid")(inputs["user"])
 
 
+@cache
 def per_user(rate: float = 0.001, **options: Any) -> st.Model:
     options = {"reduction": "sum", "embedding_optimizer": st.Adagrad(rate)} | options
     return make([st.Categorical("user", dim=1, init=st.Constant(0.0))], weights, **options)
@@ -189,7 +191,7 @@ def test_candidates_that_differ_in_rates_have_their_graphs_together() -> None:
 
 
 def test_it_is_deterministic() -> None:
-    one, other = (TuningOutcome.of(searched(per_user(), stream(4096))).as_json() for _ in range(2))
+    one, other = (TuningOutcome.of(searched(per_user().replace(), stream(4096))).as_json() for _ in range(2))
     for outcome in (one, other):
         outcome.pop("seconds")
         for figures in (outcome["given"], outcome["best"]):
@@ -314,7 +316,8 @@ def test_several_labels_and_other_losses() -> None:
 
 
 def test_down_sampled_negatives_count_for_those_left_out() -> None:
-    outcome = TuningOutcome.of(searched(per_user(0.1, keep={0: 0.5}), stream(), heats=({"embedding_rate": (0.1,)},)))
+    model = per_user(0.1).replace(keep={0: 0.5})
+    outcome = TuningOutcome.of(searched(model, stream(), heats=({"embedding_rate": (0.1,)},)))
     assert outcome.given is not None
     assert outcome.given.loss == pytest.approx(outcome.given.later["label"].log_loss, rel=1e-5)
 

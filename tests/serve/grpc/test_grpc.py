@@ -219,7 +219,7 @@ def test_limits_and_metrics(registry: Registry) -> None:
     config = ServingConfig(grpc_listen="127.0.0.1:0", max_requests=1, offset_timeout=PATIENCE)
     server = PredictionServer(configure(make_app(registry, config=config), "127.0.0.1:0"))
     request = asked().SerializeToString()
-    with running_server(server) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    with running_server(server) as url, httpx.Client(base_url=url, trust_env=False, verify=False) as client:
         address = f"127.0.0.1:{server.grpc_port}"
         with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
             waiting = channel.unary_unary(PREDICT).future(request, 2.0, metadata=[("x-min-offset", "0:9")])

@@ -216,5 +216,5 @@ def test_limits_are_of_each_server() -> None:
 
 
 def test_httpx_is_answered(url: str) -> None:
-    with httpx.Client(base_url=url, trust_env=False) as client:
+    with httpx.Client(base_url=url, trust_env=False, verify=False) as client:
         assert [client.post(PREDICT, content=BODY).status_code for _ in range(50)] == [200] * 50
