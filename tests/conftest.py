@@ -9,6 +9,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,18 @@ gc.disable()  # until all tests are collected, see there
 atexit.register(gc.freeze)
 # Models of tests import what is beside them; and what has the same environment is forked from the same process.
 os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent.parent))
-# Before TensorFlow is imported, which reads them once. It greets with lines about instruction sets; XLA compiles a
-# graph in half of the time if it need not be fast; and what it has compiled is shared by all processes of all tests.
+# Before TensorFlow is imported, which reads them once. It greets with lines about instruction sets; and what XLA has
+# compiled is shared by all processes of all tests.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
-)
+# XLA compiles a graph in half of the time if it need not be fast; `XLA_FLAGS= make test` has it as users have it. It
+# ends a process that names a flag it does not know, and they come and go with releases.
+with suppress(PackageNotFoundError):  # tests of the core alone need no TensorFlow
+    if version("tensorflow").startswith("2.21."):
+        os.environ.setdefault(
+            "XLA_FLAGS",
+            "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+            "--xla_cpu_parallel_codegen_split_count=1",
+        )
 _compiled = None if "TF_XLA_FLAGS" in os.environ else tempfile.mkdtemp(prefix="streamtrain-tests-")
 if _compiled is not None:
     os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={_compiled}"
