@@ -157,7 +157,11 @@ class Model:
         self.sampling = None if keep is None else Sampling(keep)
         if self.sampling and [*self.losses.values()] != ["binary_crossentropy"]:
             raise ConfigError('keep is for models of one label with the loss "binary_crossentropy"')
-        self.traced: dict[str, Any] = {}  # graphs that learners of this model share, by whose they are
+        self.traced: dict[str, Any] = {}  # what `Step` and `MicroStep` trace, for all learners of this model
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is traced, which can be neither pickled nor copied."""
+        return self.__dict__ | {"traced": {}}
 
     def replace(self, **options: Any) -> Model:
         """The same model with other options, like `dataclasses.replace`; its graph is rebuilt.
@@ -233,7 +237,7 @@ class Model:
             ConfigError: the name is wrong.
         """
         other = copy.copy(self)
-        other.name = name
+        other.name, other.traced = name, self.traced
         other._check_options()
         return other
 

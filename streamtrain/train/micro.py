@@ -85,7 +85,7 @@ class GraphCache:
     """A cache of compiled graphs, shared by learners of models that differ only in their rates. Used by one thread.
 
     Args:
-        compiled: where it keeps them; None: in a dict of its own.
+        compiled: dict to keep them in, which caches of several threads may share; None: one of its own.
 
     Attributes:
         compiled: graphs by model, shape and whether XLA compiles them.

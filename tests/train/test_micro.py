@@ -1,5 +1,7 @@
 """A batch that is learned in micro-batches comes to what batches of their size would have come to."""
 
+import copy
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -26,8 +28,10 @@ from streamtrain.ps.session import LocalSession
 from streamtrain.train.micro import GraphCache, MicroStep, describe_steps
 from streamtrain.train.step import Step
 from streamtrain.train.trainer import Trainer
+from tests.models import logistic
 
 IDS = 40
+SCHEMA = stm.Schema(features=[stm.Categorical("user", dim=4)], time="ts")
 BITS = (0, 4, 8)
 ROWS: dict[str, stm.SGD | stm.Adagrad | stm.RowWiseAdagrad | stm.Adam | stm.FTRL] = {
     "SGD": stm.SGD(0.1),
@@ -490,6 +494,15 @@ def test_learners_of_one_model_trace_and_compile_it_once(micro: int | None, monk
         np.testing.assert_array_equal(stm.Learner(again, batch_size=32).learn(samples).predictions, learned.predictions)
     with pytest.raises((AssertionError, ConfigError), match="traced again"):
         stm.Learner(model.replace(seed=1))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, which writes its weights
+def test_a_model_can_be_copied_and_pickled_after_it_has_learned() -> None:
+    samples = stream(40, 15)
+    model = stm.Model(SCHEMA, logistic)
+    expected = stm.Learner(model).learn(samples).predictions
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        np.testing.assert_array_equal(stm.Learner(again).learn(samples).predictions, expected)
 
 
 @pytest.mark.parametrize("micro", [None, 4])
