@@ -115,8 +115,11 @@ def test_figures_are_the_same_after_kills_and_a_restore(server: Valkey, tmp_path
     try:
         for cluster in (calm, disturbed):
             cluster.start("ps", "worker")
-        # The first may be of before the first batch, and then nothing would be resumed.
-        until(lambda: "checkpoint 2 committed" in disturbed.log("ps"), PATIENCE)
+        # What is resumed is past the first samples, after which the outputs have found the labels' log-odds: how far
+        # they had come is known to the worker alone.
+        until(lambda: count(redis, "disturbed") >= 2, PATIENCE)
+        saved = disturbed.log("ps").count(" committed (")
+        until(lambda: disturbed.log("ps").count(" committed (") > saved + 1 or count(redis, "disturbed") >= most)
         for kind, blocks in (("ps", 5), ("worker", 20)):
             until(lambda blocks=blocks: count(redis, "disturbed") >= blocks, PATIENCE)  # type: ignore[misc]
             disturbed.kill(kind)

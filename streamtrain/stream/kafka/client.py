@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 
 from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceRefused, SourceUnavailable, TopicMissing
 
@@ -189,6 +189,7 @@ _CONNECT_AGAIN_SECONDS = 10.0  # the same, once a connection has failed
 _RETRY_SECONDS = 0.1
 _ASK_SECONDS = 1.0  # until an error is looked for that has another way
 _CONNECT_SECONDS = 1.0
+_GROUP_SECONDS = 3600.0  # the most that librdkafka permits
 _REUSE_SECONDS = 2.0  # in which a client that has answered before must answer again, before a new one is made
 DEFAULTS: dict[str, Option] = {"reconnect.backoff.max.ms": 2000}
 RESERVED = {
@@ -268,7 +269,8 @@ class KafkaService:
         self._lock = threading.Lock()
         self._admin: _AdminClient | None = None
         self._unanswered: list[tuple[_AdminClient, list[Future[Any]]]] = []  # clients that are not used any more
-        self._readers: dict[str, Consumer] = {}  # that ask for what a group has committed, by group
+        # They ask for what a group has committed; by group.
+        self._readers: dict[str, tuple[Consumer, ConnectionMonitor]] = {}
         self._reading = threading.Lock()
         self.create_client(AdminClient, self.monitor(lambda _: None))  # which checks the options
 
@@ -375,16 +377,19 @@ class KafkaService:
             if group not in self._readers:
                 # What an open transaction is about to commit would be waited for.
                 settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted"}
-                self._readers[group] = self.create_client(Consumer, self.monitor(lambda _: None), settings)
+                monitor = self.monitor(lambda _: None)
+                self._readers[group] = self.create_client(Consumer, monitor, settings), monitor
             try:
-                return self._ask(self._readers[group], partitions)
+                return self._ask(*self._readers[group], partitions)
             except SourceError:
-                self._readers.pop(group).close()
+                self._readers.pop(group)[0].close()
                 raise
 
-    def _ask(self, reader: Consumer, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+    def _ask(
+        self, reader: Consumer, monitor: ConnectionMonitor, partitions: Sequence[TopicPartition]
+    ) -> list[TopicPartition]:
         """What has been committed. That the group is refused is told where messages are, and not to who asks."""
-        deadline = time.monotonic() + REQUEST_SECONDS
+        begun = time.monotonic()
         while True:
             try:
                 found: list[TopicPartition] = reader.committed([*partitions], timeout=_ASK_SECONDS)
@@ -396,9 +401,34 @@ class KafkaService:
                 said = reader.poll(_RETRY_SECONDS)
                 told = said.error() if said is not None else None
                 error = told if told is not None and self.refusal(told) else exc.args[0]
-                is_over = time.monotonic() > deadline or self.refusal(error)
-                if is_over or error.code() not in (KafkaError._TIMED_OUT, KafkaError._WAIT_COORD, *_TRANSIENT):
+                if error.code() not in (KafkaError._TIMED_OUT, KafkaError._WAIT_COORD, *_TRANSIENT):
                     raise self.translate(error) from exc
+                limit = _limit(monitor, begun, REQUEST_SECONDS)
+                if time.monotonic() > begun + limit:
+                    raise self._unanswered_within(limit, monitor) from exc
+
+    def describe_group(self, group: str, topic: str) -> ConsumerGroupDescription | KafkaError:
+        """A consumer group, or the error that its coordinator answers.
+
+        librdkafka up to 2.16 ends the process with SIGABRT when the coordinator of a group comes back after such a
+        request has timed out ("Assertion `eonce->refcnt > 0' failed"). So none times out, and none is sent before the
+        coordinator has answered something else, since it would wait for it as long as it is away.
+
+        Args:
+            group: its id.
+            topic: one that the group reads.
+
+        Raises:
+            SourceRefused: the group, the topic or the credentials are refused.
+            SourceUnavailable: not answered in time.
+        """
+        self.committed(group, [TopicPartition(topic, 0)])
+        asked = self.call(lambda admin: admin.describe_consumer_groups([group], request_timeout=_GROUP_SECONDS))
+        answer: ConsumerGroupDescription | KafkaError = asked[group]
+        return answer
+
+    def _unanswered_within(self, seconds: float, monitor: ConnectionMonitor) -> SourceUnavailable:
+        return SourceUnavailable(f"{self.name} does not answer within {seconds:g} s: {monitor.reason}")
 
     def _call(
         self,
@@ -411,20 +441,20 @@ class KafkaService:
         """Like `call`, by one client, which is not used again if that fails.
 
         It is kept until its requests are answered, or have timed out: librdkafka 2.16 may abort the process when a
-        client goes whose broker is away ("Assertion `eonce->refcnt > 0' failed").
+        client goes whose broker is away, for the reason of `describe_group`.
         """
         admin, monitor, refusals = admin_client
         asked: Mapping[Key, Future[Any]] = {}
 
         def limit() -> float:
-            return min(patience, _CONNECT_AGAIN_SECONDS) if monitor.last_failure > begun else patience
+            return _limit(monitor, begun, patience)
 
         try:
             while True:
                 asked = question(admin)
                 answers, missing = _answers(admin, asked, refusals, lambda: time.monotonic() > begun + limit())
                 if missing:
-                    raise SourceUnavailable(f"{self.name} does not answer within {limit():g} s: {monitor.reason}")
+                    raise self._unanswered_within(limit(), monitor)
                 codes = {one.code() for one in answers.values() if isinstance(one, KafkaError)}
                 if not codes & (_TRANSIENT | transient) or time.monotonic() > begun + limit():
                     return answers
@@ -453,6 +483,11 @@ class KafkaService:
         with self._lock:
             self._admin = self._admin or admin_client
             return self._admin, True
+
+
+def _limit(monitor: ConnectionMonitor, begun: float, patience: float) -> float:
+    """In how many seconds a question must be answered: fewer, if a connection has failed since it was asked."""
+    return min(patience, _CONNECT_AGAIN_SECONDS) if monitor.last_failure > begun else patience
 
 
 def _answers(

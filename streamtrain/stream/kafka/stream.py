@@ -224,9 +224,7 @@ class KafkaStream:
 
     def group_members(self, group: str) -> list[MemberDescription]:
         """The members of a group. Errors as `bounds`."""
-        answer = self._service.call(
-            lambda admin: admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS)
-        )[group]
+        answer = self._service.describe_group(group, self.topic)
         if isinstance(answer, KafkaError) and answer.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return []
         return list(self._checked(answer).members)

@@ -150,6 +150,27 @@ def test_close_does_not_wait_for_a_broker_that_is_away(own_kafka: Broker, place:
     assert stream.bounds()[0].high == 0
 
 
+@pytest.mark.usefixtures("uncaptured")
+def test_members_can_be_asked_for_while_the_broker_is_away(
+    own_kafka: Broker, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Librdkafka aborts the process when a coordinator comes back after a request to it has timed out."""
+    stream = place.make(1)
+    assert stream.members("group") == 0
+    own_kafka.kill()
+    with monkeypatch.context() as impatient:
+        for module in ("client", "stream"):
+            impatient.setattr(f"streamtrain.stream.kafka.{module}.REQUEST_SECONDS", 1.0)
+        for _ in range(2):
+            with pytest.raises(SourceUnavailable, match="does not answer within 1 s"):
+                stream.members("group")
+    own_kafka.start()
+    until(lambda: is_answered(stream))
+    asked = time.monotonic()
+    while time.monotonic() < asked + 5:  # in which every client has connected again
+        assert stream.members("group") == 0
+
+
 def is_answered(stream: Stream) -> bool:
     """Whether a broker that has just started answers: a busy machine takes it long."""
     try:
