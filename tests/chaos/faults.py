@@ -25,6 +25,7 @@ _PAUSE = threading.Event()
 _BLOCK = bytes(1 << 16)
 _LATE = 6.0  # seconds: longer than a command to Redis may take
 _STOPPED = 2.5  # times as long as others: longer than any lease and session
+_AWAY = 3.5  # the same: longer than a request to Kafka may take
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def server_killed(kind: str) -> Fault:
     def kill(site: Site) -> Iterator[str]:
         server = getattr(site.servers, kind)
         server.kill()
-        seconds = site.seconds(0.0) / 3
+        seconds = _AWAY * site.longest if site.random.random() < 0.2 else site.seconds(0.0) / 3
         _PAUSE.wait(seconds)
         server.start()
         yield f"for {seconds:.1f} s"

@@ -74,6 +74,8 @@ def missing(server: str, why: Exception) -> NoReturn:
     pytest.skip(f"NOT TESTED, as {server} cannot be started: {why}")
 
 
+# Nobody kills the shared broker: one that is busy need not lose its partitions for a heartbeat that came late.
+_PATIENT = {"broker.session.timeout.ms": "60000"}
 _shared: list[Broker] = []
 
 
@@ -85,7 +87,7 @@ def kafka(request: pytest.FixtureRequest) -> Broker:
     """
     if not _shared:
         try:
-            broker = Broker(resolve(), users=USERS, properties=PROPERTIES | ACCESS)
+            broker = Broker(resolve(), users=USERS, properties=PROPERTIES | ACCESS | _PATIENT)
             broker.start()
         except StreamtrainError as exc:
             missing("kafka", exc)
