@@ -83,10 +83,18 @@ coverage: $(VENV)/ready servers ## which lines and branches no test reaches; TES
 mutate: $(VENV)/ready servers ## which changes to the code no test notices (an hour); MODULES="ps/clock.py" takes some of .ci/mutate.py's
 	$(BIN)/python .ci/mutate.py $(MODULES)
 
-check: $(VENV)/ready ## ruff and mypy strict
+check: $(VENV)/ready ## ruff, mypy strict, and whether all tests can be collected
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs=2 types collected
+
+types: $(VENV)/ready
 	$(BIN)/mypy
+
+# This also compiles what tests import, once: of JOBS processes that begin at the same time, each would compile most of it.
+collected: $(VENV)/ready
+	@mkdir -p build
+	@$(BIN)/pytest --collect-only --quiet >build/collected.log || (tail -30 build/collected.log; false)
 
 docs: $(VENV)/ready ## the website of the documentation, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
