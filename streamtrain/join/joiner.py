@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from streamtrain.errors import ConfigError, InstanceFenced, SourceError, SourceRefused, SourceUnavailable, TopicMissing
 from streamtrain.join.buffer import Buffer, Memory
-from streamtrain.join.engine import JoinLabel, Rules
+from streamtrain.join.engine import JoinLabel, JoinPosition, Rules
 from streamtrain.join.messages import JoinReader
 from streamtrain.join.partition import (
     Committed,
@@ -488,6 +488,10 @@ class Joiner:
         reader = JoinReader(self._settings.join, self._ahead)
         for number in numbers:
             first, last = (committed[topic, number] for topic in self._logs)
+            if last.is_reset:
+                # Which of the impressions before have been written is known by the outcomes alone: written once more,
+                # they would have none of theirs.
+                first = committed[self._logs[0], number] = Committed(first.offset, JoinPosition(first.offset))
             buffer = Buffer(self._memory, self._settings.join.folder)
             self.partitions[number] = JoinedPartition(number, self._rules, reader, (first, last), buffer=buffer)
         self._read_to = {place: of.progress.start for place, of in committed.items()}
@@ -510,7 +514,8 @@ class Joiner:
             offset = one.offset
             if offset < 0:
                 offset, _ = consumer.get_watermark_offsets(one, timeout=REQUEST_SECONDS)
-            committed[one.topic, one.partition] = Committed(offset, from_metadata(one.metadata, offset))
+            progress = from_metadata(one.metadata, offset)
+            committed[one.topic, one.partition] = Committed(offset, progress, one.offset >= 0 and not one.metadata)
             if topic_of_metadata(one.metadata) not in ("", self._identities[one.topic]):
                 raise self._recreated(one.topic)
             if one.topic == self._logs[1]:

@@ -20,10 +20,17 @@ TOO_LARGE = "too_large"
 
 
 class Committed(NamedTuple):
-    """What a group has committed of one log: the next offset, and from where the state is rebuilt."""
+    """What a group has committed of one log.
+
+    Attributes:
+        offset: the next one.
+        progress: from where the state is rebuilt.
+        is_reset: whether a tool has set the offset, so that nothing is known of what came before.
+    """
 
     offset: int
     progress: JoinPosition
+    is_reset: bool = False
 
 
 class JoinedPartition:

@@ -157,8 +157,9 @@ def test_a_topic_that_is_created_again_is_not_the_one_that_was_joined(
         until(lambda: len(labels(topics)) == 10)
         until(lambda: topics.outcomes.committed(topics.group).get(0) == 10)
         recreate(topics, anew)
-        for stream, make in ((topics.impressions, impression), (topics.outcomes, click)):
-            topics.write(stream, [make(f"b{i}") for i in range(15)], lambda _: 0)
+        later = BEGIN + 1000  # than what idle logs come to meanwhile
+        topics.write(topics.impressions, [impression(f"b{i}", at=later) for i in range(15)], lambda _: 0)
+        topics.write(topics.outcomes, [click(f"b{i}", later + 1) for i in range(15)], lambda _: 0)
         assert process.wait(PATIENCE) != 0
     with joining(settings, stderr=subprocess.PIPE) as process:
         assert process.wait(PATIENCE) != 0
@@ -169,8 +170,16 @@ def test_a_topic_that_is_created_again_is_not_the_one_that_was_joined(
     start = [TopicPartition(anew.topic, p, 0) for p in range(topics.partitions)]
     (reset,) = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(topics.group, start)]).values()
     reset.result(60)
+    wanted = {f"{of}{i}": 1 for of, n in (("a", 10), ("b", 15)) for i in range(n)}
     with joining(settings):
-        until(lambda: labels(topics) == {f"{of}{i}": 1 for of, n in (("a", 10), ("b", 15)) for i in range(n)})
+        until(
+            lambda: labels(topics) == wanted,
+            told=lambda: (
+                f"{labels(topics)}; {topics.impressions.committed(topics.group)}, "
+                f"{topics.outcomes.committed(topics.group)}"
+            ),
+        )
+    assert len(topics.read(topics.samples.topic)) == len(wanted)
 
 
 def test_it_goes_on_with_more_partitions(topics: Topics, tmp_path: Path) -> None:

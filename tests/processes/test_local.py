@@ -344,7 +344,7 @@ def shards_change_in_number(service: Service, folder: Path, total: int) -> int:
     for count in (2, 1):
         done = run(folder, "scale", "--workers", str(count))
         assert (done.returncode, done.stderr) == (0, ""), done
-        assert len(service.pids("worker", "worker1")) == count - 1
+        until(lambda count=count: len(service.pids("worker", "worker1")) == count - 1)  # type: ignore[misc]
         total = write(service.stream, total, 100)
         assert service.counted() == total
     assert service.pid("worker") == worker
