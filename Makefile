@@ -91,7 +91,7 @@ check: $(VENV)/ready ## ruff, mypy strict, and whether all tests can be collecte
 types: $(VENV)/ready
 	$(BIN)/mypy
 
-# This also compiles what tests import, once: of JOBS processes that begin at the same time, each would compile most of it.
+# This also compiles what tests import: of JOBS processes that begin at the same time, each would compile most of it.
 collected: $(VENV)/ready
 	@mkdir -p build
 	@$(BIN)/pytest --collect-only --quiet >build/collected.log || (tail -30 build/collected.log; false)

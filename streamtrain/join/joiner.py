@@ -488,9 +488,14 @@ class Joiner:
         reader = JoinReader(self._settings.join, self._ahead)
         for number in numbers:
             first, last = (committed[topic, number] for topic in self._logs)
-            if last.is_reset:
-                # Which of the impressions before have been written is known by the outcomes alone: written once more,
-                # they would have none of theirs.
+            if last.is_reset and first.progress.start < first.offset:
+                # Only from the outcomes could be told which of these impressions have been written already. Read again,
+                # all of them would be written, without their outcomes.
+                logger.warning(
+                    "partition %d: the offset of %s has been reset to %d, so impressions %d to %d, which may have "
+                    "waited for outcomes, are not joined again",
+                    *(number, self._logs[1], last.offset, first.progress.start, first.offset - 1),
+                )
                 first = committed[self._logs[0], number] = Committed(first.offset, JoinPosition(first.offset))
             buffer = Buffer(self._memory, self._settings.join.folder)
             self.partitions[number] = JoinedPartition(number, self._rules, reader, (first, last), buffer=buffer)

@@ -148,7 +148,7 @@ def test_a_topic_that_is_created_again_is_not_the_one_that_was_joined(
     which: str, topics: Topics, tmp_path: Path
 ) -> None:
     """Its offsets are those of other messages: without a word, those before the old position were never joined."""
-    settings = topics.settings(tmp_path, SHORT)
+    settings = topics.settings(tmp_path, SHORT.replace('grace = "1s"', 'grace = "1h"'))  # impressions are kept so long
     topics.write(topics.impressions, [impression(f"a{i}") for i in range(10)], lambda _: 0)
     topics.write(topics.outcomes, [click(f"a{i}") for i in range(10)], lambda _: 0)
     anew = topics.impressions if which == "impressions" else topics.outcomes
@@ -171,7 +171,7 @@ def test_a_topic_that_is_created_again_is_not_the_one_that_was_joined(
     (reset,) = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(topics.group, start)]).values()
     reset.result(60)
     wanted = {f"{of}{i}": 1 for of, n in (("a", 10), ("b", 15)) for i in range(n)}
-    with joining(settings):
+    with (tmp_path / "log").open("wb") as log, joining(settings, stderr=log.fileno()):
         until(
             lambda: labels(topics) == wanted,
             told=lambda: (
@@ -179,7 +179,9 @@ def test_a_topic_that_is_created_again_is_not_the_one_that_was_joined(
                 f"{topics.outcomes.committed(topics.group)}"
             ),
         )
-    assert len(topics.read(topics.samples.topic)) == len(wanted)
+    assert len(topics.read(topics.samples.topic)) == len(wanted)  # each of them once
+    line = f"the offset of {topics.outcomes.topic} has been reset to 0, so impressions 0 to 9, which"
+    assert (line in (tmp_path / "log").read_text()) == (which == "outcomes")
 
 
 def test_it_goes_on_with_more_partitions(topics: Topics, tmp_path: Path) -> None:

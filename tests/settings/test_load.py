@@ -275,6 +275,10 @@ def test_every_setting_is_documented_with_its_default() -> None:
     assert sorted(rows) == list(KEYS)
     given_ = {key: tomllib.loads(f"x = {default}")["x"] for key, default in rows.items() if default and default != "[]"}
     assert load_settings(overrides=given_) == Settings()
+    for key, default in rows.items():
+        group, _, name = key.rpartition(".")
+        value = getattr(getattr(Settings(), group) if group else Settings(), name)
+        assert (default == "") == (value is None), key
 
 
 def test_the_page_shows_what_works() -> None:

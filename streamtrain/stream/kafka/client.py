@@ -189,7 +189,7 @@ _CONNECT_AGAIN_SECONDS = 10.0  # the same, once a connection has failed
 _RETRY_SECONDS = 0.1
 _ASK_SECONDS = 1.0  # until an error is looked for that has another way
 _CONNECT_SECONDS = 1.0
-_GROUP_SECONDS = 3600.0  # the most that librdkafka permits
+_GROUP_SECONDS = 3600.0  # in which a group must be described: the most that librdkafka permits
 _REUSE_SECONDS = 2.0  # in which a client that has answered before must answer again, before a new one is made
 DEFAULTS: dict[str, Option] = {"reconnect.backoff.max.ms": 2000}
 RESERVED = {
@@ -411,12 +411,12 @@ class KafkaService:
         """A consumer group, or the error that its coordinator answers.
 
         librdkafka up to 2.16 ends the process with SIGABRT when the coordinator of a group comes back after such a
-        request has timed out ("Assertion `eonce->refcnt > 0' failed"). So none times out, and none is sent before the
-        coordinator has answered something else, since it would wait for it as long as it is away.
+        request has timed out ("Assertion `eonce->refcnt > 0' failed"). So this one has an hour, and is sent only
+        once the coordinator has answered another question: otherwise each call would leave a client that waits for it.
 
         Args:
             group: its id.
-            topic: one that the group reads.
+            topic: any that can be described; of its partition 0 is asked what the group has committed.
 
         Raises:
             SourceRefused: the group, the topic or the credentials are refused.

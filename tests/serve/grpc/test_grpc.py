@@ -222,11 +222,14 @@ def test_limits_and_metrics(registry: Registry) -> None:
     with running_server(server) as url, httpx.Client(base_url=url, trust_env=False, verify=False) as client:
         address = f"127.0.0.1:{server.grpc_port}"
         with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
-            waiting = channel.unary_unary(PREDICT).future(request, PATIENCE, metadata=[("x-min-offset", "0:9")])
+            predict, later = channel.unary_unary(PREDICT), [("x-min-offset", "0:9")]
+            waiting = predict.future(request, PATIENCE, metadata=later)
             until(lambda: "streamtrain_serving_under_way_requests 1.0" in client.get("/metrics").text)
             code, details = refused(address, PREDICT, request)
             assert (code, details) == ("UNAVAILABLE", "1 requests are in flight; try again later")
             waiting.cancel()
+            until(lambda: "streamtrain_serving_under_way_requests 0.0" in client.get("/metrics").text)
+            assert predict.future(request, 0.5, metadata=later).code() == grpc.StatusCode.DEADLINE_EXCEEDED
         until(lambda: "streamtrain_serving_under_way_requests 0.0" in client.get("/metrics").text)
         send(address, PREDICT, request)
         text = client.get("/metrics").text
